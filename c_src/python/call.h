@@ -162,7 +162,8 @@ extern mpp_bridge_state bridge_state;
     X(finish, "_finish") X(then, "_then") X(future, "_future") X(error, "_error") X(caller, "caller")                  \
     X(wait, "wait") X(lock, "_lock") X(file, "co_filename") X(back, "f_back") X(lists, "_lists") X(source, "_source")  \
     X(root_tensor, "rootTensor") X(instruction, "f_lasti") X(second_halves, "second_halves")                           \
-    X(dtype, "dtype") X(is_neg, "is_neg") X(is_conj, "is_conj") X(storage_offset, "storage_offset")                    \
+    X(dtype, "dtype") X(is_neg, "is_neg") X(is_conj, "is_conj") X(is_sparse, "is_sparse")                              \
+    X(storage_offset, "storage_offset")                                                                                \
     X(async_op, "asyncOp") X(reduce_op, "reduceOp") X(root_rank, "rootRank") X(cpu, "cpu")
 /* clang-format on */
 #define MPP_FIELD(name, text) PyObject *name;

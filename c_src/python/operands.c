@@ -36,10 +36,23 @@ int mpp_refuse(const call *c, const char *kind, const char *format, ...) {
 
 /* ---- tensors ---- */
 
+static PyObject *constant(PyObject *tensor, PyObject *name) { /* one of its attributes that are never freed; or NULL */
+    PyObject *found = PyObject_GetAttr(tensor, name);
+    if (!found) PyErr_Clear();
+    Py_XDECREF(found);
+    return found;
+}
+
+/* torch's exception for a sparse tensor takes up to a millisecond, for its backtrace: after one, tensors are asked. */
 static int view_of(PyObject *tensor, dl_tensor *view) {
+    static int has_failed;
     for (Py_ssize_t i = 0; i < PyTuple_Size(tensor_types); i++)
-        if (exchange && (PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(tensor_types, i))
-            return exchange->view(tensor, view) ? (PyErr_Clear(), 0) : 1;
+        if (exchange && (PyObject *)Py_TYPE(tensor) == PyTuple_GetItem(tensor_types, i)) {
+            if (has_failed && constant(tensor, interned.is_sparse) == Py_True) return 0;
+            if (!exchange->view(tensor, view)) return 1;
+            PyErr_Clear();
+            has_failed = 1;
+        }
     return 0;
 }
 
@@ -100,11 +113,7 @@ static PyObject *shape_of(const dl_tensor *view, PyObject *dtype) {
 
 /* torch shows its integers of 1 to 7 bits, which have no arithmetic, as ones of 8. */
 static int is_of_its_dtype(PyObject *tensor, const dl_tensor *view, const dtype_info *type) {
-    if (view->code > DL_UINT || view->bits != 8) return 1;
-    PyObject *its = PyObject_GetAttr(tensor, interned.dtype);
-    if (!its) PyErr_Clear();
-    Py_XDECREF(its);
-    return its == type->dtype;
+    return view->code > DL_UINT || view->bits != 8 || constant(tensor, interned.dtype) == type->dtype;
 }
 
 static const dtype_info *type_of_plain(PyObject *dtype, size_t size, int code) {

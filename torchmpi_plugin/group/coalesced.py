@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,13 +23,13 @@ from .starting import reduction, tell_of_no_call
 Tensors = list[torch.Tensor]
 
 
-def _each(
-    group: Group, method: str, calls: Sequence[tuple[Any, ...]], memories: Sequence[Memory], bound: bool = False
-) -> list[Work]:
-    """A method's calls, with the memory of results where that is settled; if ``bound``, with torch's hooks for each."""
+def _each(group: Group, method: str, calls: Sequence[tuple[Any, ...]], memories: Sequence[Memory]) -> list[Work]:
+    """A method's calls, which make sense, with the memory of results where that is settled."""
     one = METHODS[method]
+    if not memories and not forms.modes():  # those have seen the call that this is part of
+        return [getattr(group, method)(*call) for call in calls]
     if not memories:
-        return [getattr(group, method)(*call) if bound else one.first_form(group, *call) for call in calls]
+        return [one.first_form(group, *call) for call in calls]
     return [one.first_form(group, *call, memory=memory) for call, memory in zip(calls, memories, strict=True)]
 
 
@@ -72,9 +71,14 @@ def allreduce_coalesced(group: Group, tensors: Tensors, opts: Any) -> CoalescedW
     if not tensors:
         raise NoTensorsError(f"{name}: the list of tensors is empty")
     for tensor in tensors:
-        reduction(group, check(tensor, name).dtype, opts.reduceOp, name)
+        arguments.check_written(check(tensor, name), name)
+    _check_reduced(group, tensors, opts, name)
     memories = overlaps.results_of_all([[tensor] for tensor in tensors], name, load=True)
-    begin = functools.partial(_each, group, "allreduce", [([each], opts) for each in tensors], memories)
+    how = dist.AllreduceOptions()  # of one of them; those of all are of another type
+    for field in ("reduceOp", "timeout", "asyncOp"):
+        if hasattr(how, field):  # older torches have no asyncOp
+            setattr(how, field, getattr(opts, field))
+    begin = functools.partial(_each, group, "allreduce", [([each], how) for each in tensors], memories)
     return CoalescedWork(profiling.of_several(group.known_as, "all_reduce", tensors, begin), list(tensors))
 
 
@@ -86,6 +90,10 @@ def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tenso
     for outputs in output_lists:
         arguments.check_count(len(outputs), len(inputs), "each output list", "input", name)
     columns = [[outputs[i] for outputs in output_lists] for i in range(len(inputs))]
+    for column, source in zip(columns, inputs, strict=True):
+        for output in column:
+            _check_pair(output, source, name)
+        arguments.check_length(column[group.rank()], source.numel(), "this rank's output", name)
     sources, memories = _apart(columns, inputs, name)
     calls = [([column], [source], opts) for column, source in zip(columns, sources, strict=True)]
     begin = functools.partial(_each, group, "allgather", calls, memories)
@@ -93,19 +101,35 @@ def allgather_coalesced(group: Group, output_lists: list[Tensors], inputs: Tenso
     return CoalescedWork(works, [tensor for outputs in output_lists for tensor in outputs])
 
 
+def _check_pair(output: torch.Tensor, source: torch.Tensor, name: str) -> None:
+    arguments.check_alike(check(output, name), check(source, name), name)
+    arguments.check_written(output, name)
+
+
+def _check_reduced(group: Group, tensors: Tensors, opts: Any, name: str) -> None:
+    for dtype in {tensor.dtype for tensor in tensors}:
+        reduction(group, dtype, opts.reduceOp, name)
+
+
 def _apart(results: list[Tensors], inputs: Tensors, name: str) -> tuple[Tensors, list[Memory]]:
     """Return the sources of several operations, one each, and the memory of their results where that is settled."""
-    for tensor in itertools.chain(inputs, *results):
-        check(tensor, name)
     memories = overlaps.results_of_all(results, name)
     return inputs if memories else overlaps.inputs_of_all(inputs, results), memories
 
 
 def _pairs(group: Group, method: str, outputs: Tensors, inputs: Tensors, opts: Any, name: str) -> CoalescedWork:
+    """Operations of two tensors each, one of which has a part for each rank, as long as the other."""
     arguments.check_count(len(outputs), len(inputs), "the output list", "input", name)
+    gathers, what = (True, "the output") if method == "_allgather_base" else (False, "the input")
+    for pair in zip(outputs, inputs, strict=True):
+        _check_pair(*pair, name)
+        whole, part = pair if gathers else reversed(pair)
+        arguments.check_length(whole, part.numel() * group.size(), what, name)
+    if not gathers:
+        _check_reduced(group, inputs, opts, name)
     sources, memories = _apart([[output] for output in outputs], inputs, name)
     calls = [(output, source, opts) for output, source in zip(outputs, sources, strict=True)]
-    return CoalescedWork(_each(group, method, calls, memories, bound=True), list(outputs))
+    return CoalescedWork(_each(group, method, calls, memories), list(outputs))
 
 
 @_taking_all

@@ -83,6 +83,15 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
+def check_written(tensor: torch.Tensor, operation: str) -> None:
+    """A result."""
+    if torch_internals.shares_elements(tensor):
+        raise ArgumentError(
+            f"{operation}: the result cannot be written to a tensor whose elements share memory (from expand()?); "
+            f"pass a .clone()"
+        )
+
+
 def writable(
     tensor: torch.Tensor, operation: str, load: bool = False, apart: bool = False
 ) -> tuple[torch.Tensor, Finish]:
@@ -100,11 +109,7 @@ def writable(
         raise RuntimeError(f"{operation}: the result cannot be written to an immutable ZeroTensor; pass a .clone()")
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg() and not apart:
         return tensor, None
-    if torch_internals.shares_elements(tensor):
-        raise ArgumentError(
-            f"{operation}: the result cannot be written to a tensor whose elements share memory (from expand()?); "
-            f"pass a .clone()"
-        )
+    check_written(tensor, operation)
     target = tensor.detach()
     buffer = target.resolve_conj().resolve_neg().contiguous() if load else target.new_empty(target.shape)
     if apart and buffer.data_ptr() == target.data_ptr():
@@ -154,6 +159,12 @@ def check_alike(tensor: torch.Tensor, like: torch.Tensor, operation: str) -> Non
         raise ArgumentTypeError(f"{operation}: all tensors must have one dtype, not {like.dtype} and {tensor.dtype}")
     if not (tensor.is_cpu and like.is_cpu) and tensor.device != like.device:
         raise ArgumentError(f"{operation}: all tensors must be on one device, not {like.device} and {tensor.device}")
+
+
+def check_length(tensor: torch.Tensor, expected: int, what: str, operation: str) -> None:
+    """One whose number of elements hangs on another's."""
+    if tensor.numel() != expected:
+        raise ArgumentError(f"{operation}: {what} must have {expected} elements, not {tensor.numel()}")
 
 
 #: A longer time overflows in torch, and where clocks count nanoseconds.
