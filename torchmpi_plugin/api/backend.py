@@ -169,7 +169,7 @@ for _name in OPERATIONS:
 for _old, _new in ALIASES.items():
     # torch's own, which come to the newer name: in Python they would pass for what the dispatcher is to call.
     if hasattr(dist.ProcessGroup, _old) and _new != "gather_single":
-        setattr(HookedProcessGroupMPI, _old, getattr(dist.ProcessGroup, _old))
+        setattr(HookedProcessGroupMPI, _old, vars(dist.ProcessGroup)[_old])  # getattr's would take no self
 
 
 def attach(group: ProcessGroupMPI) -> None:

@@ -27,10 +27,9 @@ def _each(group: Group, method: str, calls: Sequence[tuple[Any, ...]], memories:
     """A method's calls, which make sense, with the memory of results where that is settled."""
     one = METHODS[method]
     if not memories and not forms.modes():  # those have seen the call that this is part of
-        return [getattr(group, method)(*call) for call in calls]
-    if not memories:
-        return [one.first_form(group, *call) for call in calls]
-    return [one.first_form(group, *call, memory=memory) for call, memory in zip(calls, memories, strict=True)]
+        return [one.in_c(group, *call) for call in calls]
+    settled: Sequence[Memory | None] = memories or [None] * len(calls)
+    return [one.first_form(group, *call, memory=memory) for call, memory in zip(calls, settled, strict=True)]
 
 
 def _taking_all(method: Callable[..., CoalescedWork]) -> Callable[..., Any]:
@@ -72,7 +71,8 @@ def allreduce_coalesced(group: Group, tensors: Tensors, opts: Any) -> CoalescedW
         raise NoTensorsError(f"{name}: the list of tensors is empty")
     for tensor in tensors:
         arguments.check_written(check(tensor, name), name)
-    _check_reduced(group, tensors, opts, name)
+    for dtype in {tensor.dtype for tensor in tensors}:
+        reduction(group, dtype, opts.reduceOp, name)
     memories = overlaps.results_of_all([[tensor] for tensor in tensors], name, load=True)
     how = dist.AllreduceOptions()  # of one of them; those of all are of another type
     for field in ("reduceOp", "timeout", "asyncOp"):
@@ -106,11 +106,6 @@ def _check_pair(output: torch.Tensor, source: torch.Tensor, name: str) -> None:
     arguments.check_written(output, name)
 
 
-def _check_reduced(group: Group, tensors: Tensors, opts: Any, name: str) -> None:
-    for dtype in {tensor.dtype for tensor in tensors}:
-        reduction(group, dtype, opts.reduceOp, name)
-
-
 def _apart(results: list[Tensors], inputs: Tensors, name: str) -> tuple[Tensors, list[Memory]]:
     """Return the sources of several operations, one each, and the memory of their results where that is settled."""
     memories = overlaps.results_of_all(results, name)
@@ -125,8 +120,8 @@ def _pairs(group: Group, method: str, outputs: Tensors, inputs: Tensors, opts: A
         _check_pair(*pair, name)
         whole, part = pair if gathers else reversed(pair)
         arguments.check_length(whole, part.numel() * group.size(), what, name)
-    if not gathers:
-        _check_reduced(group, inputs, opts, name)
+    for dtype in set() if gathers else {source.dtype for source in inputs}:
+        reduction(group, dtype, opts.reduceOp, name)
     sources, memories = _apart([[output] for output in outputs], inputs, name)
     calls = [(output, source, opts) for output, source in zip(outputs, sources, strict=True)]
     return CoalescedWork(_each(group, method, calls, memories), list(outputs))

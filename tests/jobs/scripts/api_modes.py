@@ -104,6 +104,9 @@ def hooks(api_mode: str) -> None:
     assert {"ALLREDUCE", "ALLGATHER", "BARRIER", "SEND", "RECV"} <= {name for _, name, _ in seen}, seen
     before, after = ([call[1:] for call in seen if call[0] == when] for when in ("pre", "post"))
     assert sorted(before) == sorted(after), set(before) ^ set(after)
+    del seen[:]
+    group.allgather_into_tensor_coalesced([torch.ones(3), torch.ones(3)], [torch.ones(1), torch.ones(1)]).wait()
+    assert [name for _, name, _ in seen] == ["ALLGATHER_INTO_TENSOR_COALESCED"] * 2, seen  # an old name, and one call
     group.unregister_pre_hook(1)
     group.unregister_post_hook(2)
     before = len(seen)
