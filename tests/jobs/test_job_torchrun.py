@@ -23,11 +23,12 @@ def test_under_torchrun(job: Job) -> None:
 
 
 @pytest.mark.fresh("processes that torch spawns")
-@pytest.mark.parametrize("store", ["file", "tcp"])
-def test_spawned_processes(job: Job, store: str) -> None:
-    """No rank asks rank 0's store once that is gone: torch's log would show C++ backtraces."""
-    url = f"file://{job.directory}/store" if store == "file" else f"tcp://127.0.0.1:{free_port()}"
-    outcome = job.alone("joined.py", "spawned", url, 2).says_not("Exception raised from")
+@pytest.mark.parametrize("how", ["file", "tcp", "spawn", "fork"])
+def test_spawned_processes(job: Job, how: str) -> None:
+    """No rank asks rank 0's store once that is gone: torch's log would show C++ backtraces. One may start another."""
+    url = f"file://{job.directory}/store" if how == "file" else f"tcp://127.0.0.1:{free_port()}"
+    function, *given = ("spawned", url, 2) if how in ("file", "tcp") else ("parent", url, how)
+    outcome = job.alone("joined.py", function, *given).says_not("Exception raised from")
     if can_join(job):
         outcome.succeeded(1).says("member 0 of 2 is done", "member 1 of 2 is done")
     else:

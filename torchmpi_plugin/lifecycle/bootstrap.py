@@ -52,13 +52,21 @@ def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
     if not runtime.flavour().by_pmi:
         raise RuntimeError(_open_mpi_text(library, size))
     checkin = CheckIn(store, "bootstrap", rank, size)
-    nodes = checkin.gather("node", node.identity(), timeout, _DOING)
-    offer = serve(nodes, timeout) if rank == 0 else ""
+    ranks = [json.loads(one) for one in checkin.gather("node", json.dumps(_identity()), timeout, _DOING)]
+    offer = serve([one[0] for one in ranks], timeout) if rank == 0 else ""
     offer = checkin.gather("server", offer, timeout, _DOING)[0]
     _initialise(_connect(json.loads(offer), rank, timeout), rank, size, timeout.total_seconds())
+    processes = {(where, process) for where, process, _ in ranks}
+    runtime.has_parents = any((where, parent) in processes for where, _, parent in ranks)
     checkin.gather("world", "", timeout, _DOING)
     for what in ("node", "server"):
         checkin.forget(what)
+
+
+def _identity() -> tuple[str, int, int | None]:
+    """This process's node, its number, and that of the process that has started it."""
+    parent = multiprocessing.parent_process()
+    return node.identity(), os.getpid(), os.getppid() if parent is None else parent.pid
 
 
 def _open_mpi_text(library: str, size: int) -> str:

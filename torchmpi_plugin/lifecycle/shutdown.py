@@ -215,7 +215,7 @@ def at_exit() -> None:
         group._calls.broken = group._calls.broken or f"{group.label} {starting.ENDED}"
         group.shutdown()
     runtime.shim().lib.mpp_cuda_release()
-    if failures.failed_ranks(runtime.mpi().COMM_WORLD, listen=True):
+    if runtime.has_parents or failures.failed_ranks(runtime.mpi().COMM_WORLD, listen=True):
         runtime.leave_unfinalized()
     if not checkin.wait_for_threads(max(_STORE_GRACE, engine.grace_seconds)):
         abort_job("rank 0 does not answer, whose store tells the others that this rank has come to its end")

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import forks, settings
@@ -42,6 +43,9 @@ class Shim(NamedTuple):
 
 #: MPI is ours to finalize, after all of Python.
 we_finalize = False
+#: A rank was started by another one, which may wait for its end, as that would in MPI_Finalize for its parent's; and
+#: one that multiprocessing has forked ends without.
+has_parents = False
 #: The shim's functions, once they are loaded.
 _lib: Lib | None = None
 
@@ -317,11 +321,18 @@ def prepare_finalize(grace: float) -> bool:
     return True
 
 
+_MPICH_SEGMENT = "/dev/shm/mpich_shm_"
+
+
 def leave_unfinalized() -> None:
     """Leave out MPI_Finalize at the end of the program, where it may wait for ranks that have died."""
     global we_finalize  # noqa: PLW0603
     we_finalize = False
     shim().lib.mpp_own_mpi(0)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
+            if _MPICH_SEGMENT in line:  # which would stay
+                Path(line[line.index("/") :]).unlink(missing_ok=True)
 
 
 def handle_of(thing: Any) -> int:

@@ -39,6 +39,13 @@ def spawned(url: str, size: str) -> None:
     torch.multiprocessing.spawn(member, args=(int(size), url), nprocs=int(size))
 
 
+def parent(url: str, how: str) -> None:
+    """Rank 1 starts rank 0, and waits for its end before its own."""
+    other = torch.multiprocessing.start_processes(member, (2, url), nprocs=1, join=False, start_method=how)
+    member(1, 2, url)
+    assert other.join(PATIENCE.seconds)
+
+
 def member(rank: int, size: int, url: str) -> None:
     """By the URL, or if it is a port by variables."""
     if url.isdigit():
