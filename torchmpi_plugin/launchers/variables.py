@@ -198,8 +198,7 @@ def rank_above() -> str | None:
     if not started_by_mpi() and os.environ.get("WORLD_SIZE") == "1":
         return None  # the parent was no rank of MPI's, but a world of its own, as this process may be
     pid, _, identity = os.environ.get(settings.RANK_PROCESS, "").partition(" ")
-    parents = [os.getppid(), *map(int, processes.stat(os.getppid())[1:2])]  # a shell or fork server may stand between
-    return pid if pid.isdigit() and int(pid) in parents and identity == _identity() else None
+    return pid if pid.isdigit() and int(pid) in processes.above() and identity == _identity() else None
 
 
 def check_not_a_ranks_child() -> None:

@@ -27,7 +27,7 @@ from ..errors import DistBackendError
 from ..launchers import variables as launchers
 from ..mpi import library as mpi_library
 from ..mpi import pmi, runtime
-from ..node import node
+from ..node import node, processes
 from ..node.calling import call
 from ..node.processes import python_command
 from ..store.checkin import CheckIn
@@ -52,21 +52,16 @@ def make_world(store: Store, rank: int, size: int, timeout: timedelta) -> None:
     if not runtime.flavour().by_pmi:
         raise RuntimeError(_open_mpi_text(library, size))
     checkin = CheckIn(store, "bootstrap", rank, size)
-    ranks = [json.loads(one) for one in checkin.gather("node", json.dumps(_identity()), timeout, _DOING)]
+    mine = json.dumps([node.identity(), os.getpid(), processes.above()])
+    ranks = [json.loads(one) for one in checkin.gather("node", mine, timeout, _DOING)]
     offer = serve([one[0] for one in ranks], timeout) if rank == 0 else ""
     offer = checkin.gather("server", offer, timeout, _DOING)[0]
     _initialise(_connect(json.loads(offer), rank, timeout), rank, size, timeout.total_seconds())
-    processes = {(where, process) for where, process, _ in ranks}
-    runtime.has_parents = any((where, parent) in processes for where, _, parent in ranks)
+    known = {(where, pid) for where, pid, _ in ranks}
+    runtime.has_parents = any((where, pid) in known for where, _, above in ranks for pid in above)
     checkin.gather("world", "", timeout, _DOING)
     for what in ("node", "server"):
         checkin.forget(what)
-
-
-def _identity() -> tuple[str, int, int | None]:
-    """This process's node, its number, and that of the process that has started it."""
-    parent = multiprocessing.parent_process()
-    return node.identity(), os.getpid(), os.getppid() if parent is None else parent.pid
 
 
 def _open_mpi_text(library: str, size: int) -> str:

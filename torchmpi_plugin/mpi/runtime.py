@@ -43,8 +43,8 @@ class Shim(NamedTuple):
 
 #: MPI is ours to finalize, after all of Python.
 we_finalize = False
-#: A rank was started by another one, which may wait for its end, as that would in MPI_Finalize for its parent's; and
-#: one that multiprocessing has forked ends without.
+#: Some rank has started another, and may wait for the end of that, which in MPI_Finalize would wait for it. One that
+#: multiprocessing has forked never comes to MPI_Finalize.
 has_parents = False
 #: The shim's functions, once they are loaded.
 _lib: Lib | None = None

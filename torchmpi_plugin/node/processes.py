@@ -50,6 +50,11 @@ def this() -> Process:
     return Process(node.identity(), os.getpid(), _started(os.getpid()))
 
 
+def above() -> list[int]:
+    """Return which processes may have started this one: a shell or fork server may stand between."""
+    return [os.getppid(), *map(int, stat(os.getppid())[1:2])]
+
+
 def if_visible(process: Process) -> Process | None:
     """None for a process on another node, or behind a wall such as a container's."""
     here = process.node == node.identity()
