@@ -31,9 +31,10 @@ def test_a_daemon_at_the_end(job: Job, how: str) -> None:
     job.run(2, "exits.py", "leave_late", how).succeeded(2).says_not("pending", "Traceback")
 
 
-@pytest.mark.fresh("the end of Python, with all of its memory")
-def test_a_heap_that_is_not_collected(job: Job) -> None:
-    job.run(2, "exits.py", "leave_late", "frozen").succeeded(2).says_not("Exception ignored")
+@pytest.mark.fresh("the end of Python, with all of its memory and no more handlers of signals")
+@pytest.mark.parametrize("how", ["frozen", "timer"])
+def test_a_heap_that_is_not_collected_and_signals_that_go_on(job: Job, how: str) -> None:
+    job.run(2, "exits.py", "leave_late", how).succeeded(2).says_not("Exception ignored")
 
 
 @pytest.mark.fresh("the end of a Python that has started its threads itself")

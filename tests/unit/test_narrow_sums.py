@@ -8,14 +8,7 @@ from ranks_in_one_process import Ranks
 
 SLOTS, SLOT = 4, 1024
 LONG = 3000  # elements: several chunks, more than is piggybacked
-LAYOUTS = (
-    [0, 0, 1, 1],
-    [0, 0, 0, 1, 1],
-    [0, 1, 0, 1, 2, 2],
-    [0, 0, 1],
-    [0, 0, 1, 1, 2, 2, 3, 3],
-    [0, 0, 0, 0, 1, 1, 1],
-)
+LAYOUTS = [[int(node) for node in nodes] for nodes in ("0011", "00011", "010122", "001", "00112233", "0000111")]
 #: The relative error of one rounding.
 ROUNDING = {"BF16": 2.0**-8, "F16": 2.0**-11}
 

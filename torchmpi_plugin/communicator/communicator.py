@@ -156,14 +156,8 @@ class Communicator:
         self.config = everybody[0].config
         if rank == 0:
             _tell_once(disagreement([member.config for member in everybody]))
-        self.handle = self._lib.mpp_group_new(
-            runtime.handle_of(self.comm),
-            rank,
-            size,
-            self.largest_tag + 1,
-            self._lib.MPP_OWN_TAGS - self._lib.MPP_WINDOW_TAGS - 1,
-            crowded,
-        )
+        first, count = self.largest_tag + 1, self._lib.MPP_OWN_TAGS - self._lib.MPP_WINDOW_TAGS - 1  # tags of our own
+        self.handle = self._lib.mpp_group_new(runtime.handle_of(self.comm), rank, size, first, count, crowded)
         self._set_inline_progress(cpus_here)
         if not self.handle:
             raise MemoryError("no memory for a group")

@@ -199,11 +199,6 @@ def get_sampler(
 
         loader = DataLoader(dataset, batch_size=32, sampler=get_sampler(dataset, shuffle=True))
     """
-    return DistributedSampler(
-        dataset,
-        num_replicas=get_world_size(group) if num_replicas is None else num_replicas,
-        rank=get_global_rank(group) if rank is None else rank,
-        shuffle=shuffle,
-        seed=seed,
-        drop_last=drop_last,
-    )
+    replicas = get_world_size(group) if num_replicas is None else num_replicas
+    rank = get_global_rank(group) if rank is None else rank
+    return DistributedSampler(dataset, replicas, rank, shuffle=shuffle, seed=seed, drop_last=drop_last)

@@ -71,16 +71,9 @@ def create_process_group(opts: Any, options: Any = None) -> Any:
     else:
         runtime.refuse_without_mpi(doing)
         base = _base_of_subgroup(options, opts.group_size)
+    gone, compares = None if is_world else functools.partial(world.gone, ranks), comparison.wanted()
     comm, checkin = membership.create(
-        base,
-        opts.store,
-        opts.group_id,
-        opts.group_rank,
-        ranks,
-        opts.timeout,
-        comparison.wanted(),
-        asked_for,
-        None if is_world else functools.partial(world.gone, ranks),
+        base, opts.store, opts.group_id, opts.group_rank, ranks, opts.timeout, compares, asked_for, gone
     )
     if is_world:
         _agree(comm, Steps(checkin, opts.timeout, "init_process_group", comm.comm), chosen.cuda)

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import signal
 import sys
 import threading
 import time
@@ -35,6 +36,8 @@ _EXIT_GRACE = 1.0
 _ABORT_SECONDS = 20.0
 #: Seconds that an answer of the store is waited for at exit: long, for the machine may be busy.
 _STORE_GRACE = 30.0
+#: Python's end takes the program's handlers back. In MPI_Finalize, which may last, these would kill.
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF)
 #: Whether an uncaught exception ends the job: the user's word, in Options, and that of the variable.
 abort_on_exception = True
 _abort_setting = True
@@ -200,6 +203,8 @@ def at_exit() -> None:
         return
     leaving.tell(_noted_code)
     _abort_after_exception()
+    for notice in filter(lambda notice: callable(signal.getsignal(notice)), _NOTICES):
+        signal.signal(notice, signal.SIG_IGN)
     for group in world.remembered():
         group.leave()
         group.take_back_failed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import functools
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .. import forks, settings
@@ -68,11 +70,16 @@ def refuse_in_forked_child(doing: str) -> None:
 
 
 def refuse_without_mpi(doing: str) -> None:
-    """Raise a RuntimeError in a forked child, and after the program's own MPI_Finalize."""
+    """Raise a RuntimeError in a forked child, after the program's own MPI_Finalize, and where threads are none."""
     refuse_in_forked_child(doing)
     module = sys.modules.get("mpi4py.MPI")
     if module is not None and module.Is_finalized():
         raise RuntimeError(f"{doing}: the program has called MPI_Finalize, and MPI cannot be started again")
+    if not isinstance(_thread.allocate_lock, BuiltinFunctionType):  # tools that watch threads leave this one alone
+        raise RuntimeError(
+            f"{doing}: gevent or eventlet has made greenlets of Python's threads, and mpiplus needs real ones. Leave "
+            "threads out: monkey.patch_all(thread=False) of gevent, monkey_patch(thread=False) of eventlet"
+        )
 
 
 def flavour() -> Flavour:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,8 @@ def refused() -> None:
     for timeout in IMPOSSIBLE:
         with raises(ValueError, "^init_process_group: the timeout must be more than 0"):
             dist.init_process_group("mpiplus", timeout=timeout)
+    with mock.patch("_thread.allocate_lock", lambda: None), raises(RuntimeError, r"patch_all\(thread=False\)"):
+        dist.init_process_group("mpiplus")
     os.environ["TORCH_FR_BUFFER_SIZE"] = "many"
     with raises(ValueError, "TORCH_FR_BUFFER_SIZE must be a number"):
         dist.init_process_group("mpiplus")
