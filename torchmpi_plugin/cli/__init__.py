@@ -11,6 +11,8 @@ Uses ``jobs``, ``launchers``, ``mpi``, ``node``, ``timeline`` and ``communicator
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -46,6 +48,9 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click does it; a full disk behind the output, or behind a file, is an error of one line."""
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # closed, as by >&-
+                setattr(sys, name, click.open_file(os.devnull, "w"))
         try:
             return super().invoke(ctx)
         except OSError as error:

@@ -84,18 +84,9 @@ class Communicator:
         self.largest_tag = last_tag - self._lib.MPP_OWN_TAGS
         try:
             # A variable may have reached some nodes only, as mpirun forwards few: what differs is settled here.
-            file = settings.TUNING.value()
-            everybody = steps.take(
-                lambda: Member(
-                    processes.this(),
-                    sorted(os.sched_getaffinity(0)),
-                    Communicator.crowded,
-                    compares,
-                    config,
-                    file,
-                    secrets.token_hex(16),
-                )  # within the step: an error here is told to all
-            )
+            mine = Communicator.crowded, compares, config, settings.TUNING.value(), secrets.token_hex(16)
+            # Within the step, where an error is told to all.
+            everybody = steps.take(lambda: Member(processes.this(), sorted(os.sched_getaffinity(0)), *mine))
             nodes = [member.process.node for member in everybody]
             self._places, self.node_count = node.places(nodes), len(set(nodes))
             self.place = self._places[comm.Get_rank()]
