@@ -64,7 +64,7 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
             }
             if (stall_ns && now - stall.since >= stall_ns) break;
             /* With more ranks than cores Open MPI yields in each look, which costs a slice where the core is wanted. */
-            is_long = !mpp_core_is_wanted(now) || now - look_at >= MPP_LONGEST_SLEEP_NS;
+            is_long = !mpp_core_is_wanted(now) || stall.mpi_at == now || now - look_at >= MPP_LONGEST_SLEEP_NS;
             if (is_long) look_at = now;
             if (pause_ns && stall.since == now && mpp_core_is_wanted(now)) polls = 0; /* more may come at once */
         }

@@ -13,8 +13,8 @@ import torch.distributed as dist
 SECONDS_LATE = 0.5
 #: It may pause 50 times as often; those of a crowded machine take longer.
 FEWEST_PAUSES = 20
-#: Of a core. It was nine tenths when each pause was followed by 2 ms of looks.
-LARGEST_SHARE = 0.6
+#: Of a core. It was nine tenths where a look into MPI that took its time counted as work of MPI's.
+LARGEST_SHARE = 0.4
 
 
 def calls(rank: int, size: int) -> dict[str, Callable[[], object]]:
@@ -46,7 +46,7 @@ def share_and_pauses(call: Callable[[], object]) -> tuple[float, int]:
 def test_who_waits_leaves_the_core(world, name: str) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     measured = []
-    for _ in range(2):  # the kernel's share of Open MPI's looks doubles now and then
+    for _ in range(2):
         dist.barrier()
         if rank == 0:
             time.sleep(SECONDS_LATE)

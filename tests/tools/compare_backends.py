@@ -23,7 +23,7 @@ import torch.distributed as dist
 README = Path(__file__).parents[2] / "README.md"
 MARKS = ("<!-- why -->\n", "<!-- /why -->")
 COLUMNS = ("comes with", "tensors", "plain `mpirun`", "strided `all_reduce`", "sums float8, uint16", "a late rank is")
-SECONDS = 100
+SECONDS = 250
 
 
 # ---- on each rank ----

@@ -28,6 +28,10 @@ def in_words(call: _bridge.Call, how: str = "") -> str:
     return f"{call.operation}{how} of {tuple(shape)} {str(dtype).removeprefix('torch.')}{more}"
 
 
+def _seconds(timeout: timedelta | float | None) -> float:
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout or 0.0)
+
+
 # Of operations that were complete at once: who asks first makes the future.
 _asking = threading.RLock()
 
@@ -66,11 +70,11 @@ class Work(dist.Work):
 
     # ---- the c10d interface ----
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Wait for the result.
 
         Args:
-            timeout: how long to wait for it now; none or zero: to the operation's own deadline.
+            timeout: how long to wait for it now (a number: seconds); none or zero: to the operation's own deadline.
 
         Raises:
             DistBackendError: the operation failed, or the time is up. After a ``timeout`` of this call
@@ -79,7 +83,7 @@ class Work(dist.Work):
         if timeout is None and _bridge.wait_for(self):
             return True
         if not self.finished:
-            seconds = timeout.total_seconds() if timeout else 0.0
+            seconds = _seconds(timeout)
             until = time.monotonic() + seconds if seconds > 0 else None
             self._check_process("wait()")
             if not engine.start().wait(cast(engine.Pending, self), until):
@@ -320,9 +324,9 @@ class CoalescedWork(Work):
         self._works = works
         self._tensors = tensors
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Wait for all of them, for ``timeout`` together; the first error is raised once all are over, or given up."""
-        errors, until = [], time.monotonic() + (timeout.total_seconds() if timeout else 0.0)
+        errors, until = [], time.monotonic() + _seconds(timeout)
         for work in self._works:
             try:
                 # Not zero, which would be no limit.

@@ -41,14 +41,9 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _COMPLEX = (torch.complex64, torch.complex128)
 
 # By enum mpp_redop of c_src/arith/reduce.h.
-_KERNELS: tuple[Callable[..., torch.Tensor], ...] = (
-    *(torch.add, torch.mul, torch.minimum, torch.maximum),
-    *(torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor),
-)
-_KERNELS_OF_BOOL = (
-    *(torch.bitwise_or, torch.bitwise_and, torch.bitwise_and, torch.bitwise_or),
-    *(torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor),
-)
+_BITWISE = (torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor)
+_KERNELS: tuple[Callable[..., torch.Tensor], ...] = (torch.add, torch.mul, torch.minimum, torch.maximum, *_BITWISE)
+_KERNELS_OF_BOOL = (torch.bitwise_or, torch.bitwise_and, torch.bitwise_and, torch.bitwise_or, *_BITWISE)
 
 
 def stage(group: Group, tensor: torch.Tensor, moves: bool) -> int:

@@ -88,14 +88,8 @@ def _timeout(value: Any) -> timedelta | None:
 
 
 #: The kinds of parameters. A tensor in place of a list of them is the only entry of that list, and so on.
-_KINDS: dict[str, Callable[[Any], Any]] = {
-    "tensor": _tensor,
-    "list": _list,
-    "lists": _lists,
-    "int": _int,
-    "ints": _ints,
-    "tag": _int,
-}
+_KINDS: dict[str, Callable[[Any], Any]]
+_KINDS = {"tensor": _tensor, "list": _list, "lists": _lists, "int": _int, "ints": _ints, "tag": _int}
 _DEPTHS = {"tensor": 0, "list": 1, "lists": 2}
 #: Parameters that are fields of the options, and may be left out.
 _FIELDS = {"op": ("reduceOp", _op), "timeout": ("timeout", _timeout)}

@@ -171,13 +171,15 @@ def check_length(tensor: torch.Tensor, expected: int, what: str, operation: str)
 _LONGEST = timedelta(days=36500)
 
 
-def check_timeout(doing: str, timeout: timedelta) -> timedelta:
-    """Refuse a deadline before anybody waits for it.
+def check_timeout(doing: str, timeout: timedelta | float) -> timedelta:
+    """Refuse a deadline before anybody waits for it; a float is seconds, as for torch's C++.
 
     Raises:
-        TypeError: it is no timedelta, as a number of seconds is none.
+        TypeError: it is neither.
         ValueError: it has passed already, or is further away than clocks can count.
     """
+    if isinstance(timeout, float) and abs(timeout) < _LONGEST.total_seconds():
+        timeout = timedelta(seconds=timeout)
     if not isinstance(timeout, timedelta):
         raise ArgumentTypeError(f"{doing}: the timeout must be a datetime.timedelta, not {timeout!r}")
     if timedelta(0) < timeout <= _LONGEST:

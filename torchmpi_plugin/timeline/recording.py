@@ -88,10 +88,8 @@ class Recording:
         """The number of a kind of calls; 0: it has none. Called by C where it meets one that it does not remember."""
         row, reduction = operations.BY_NAME.get(name), ""
         if row and row.reduces:
-            names = {
-                **dict(enumerate(_bridge.REDUCTIONS)),
-                **{_OF_PYTHON + int(kind): kind.name for kind in OPERATIONS},
-            }
+            names = dict(enumerate(_bridge.REDUCTIONS))
+            names |= {_OF_PYTHON + int(kind): kind.name for kind in OPERATIONS}
             reduction = "AVG" if _AVERAGES <= op < _OF_PYTHON - 1 else names.get(op, "")
         return self._kinds.number(subject, name, dtype, reduction, code.co_filename if code else "", line)
 

@@ -73,7 +73,7 @@ def aborted(how: str) -> None:
             work = dist.isend(long, FAILING, group=group)
         else:
             work = dist.all_to_all_single(torch.zeros_like(long), long, group=group, async_op=True)
-        group.set_timeout(timedelta(seconds=0.5))
+        group.set_timeout(0.5)
         with raises(dist.DistBackendError, "timed out"):
             dist.recv(torch.ones(1), FAILING, group=group, tag=1)
         group.abort()
