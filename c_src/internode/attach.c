@@ -33,6 +33,12 @@ static void count_bytes(const mpp_channel *c, size_t ranks, size_t *taken, size_
 
 static int is_idle(shm_op *s) {
     mpp_internode_state *n = mpp_internode_of(s);
+    mpp_channel *c = mpp_channel_of(s);
+    /* What is dropped may be for the operations behind this one, which would take it for received: they fail too. */
+    if (s->op.failure && (n->agreement.asking || s->op.failure == MPP_FAILURE_MPI)) {
+        c->failure = s->op.failure;
+        c->mpi_error = s->op.mpi_error;
+    }
     int idle = mpp_finish_all(&s->op, n->agreement.messages, n->agreement.count);
     idle &= mpp_finish_all(&s->op, n->drain.messages, n->drain.in_round ? 2 : 0);
     for (int i = 0; i < MAX_RING; i++) idle &= mpp_finish_all(&s->op, n->slots[i].messages, n->slots[i].count);

@@ -158,7 +158,8 @@ static int check(shm_op *s, mpp_channel *c) { return have_all_come(s, c) ? mpp_c
 /* Between nodes each rank sees the errors of its own messages only, and nobody those of another one's device. Those
  * here wait for each other: whom one that failed has not finished this operation with fails alike. */
 static void share_failure(shm_op *s, mpp_channel *c) {
-    if (s->op.failure == MPP_FAILURE_MPI) s->op.group->tell(s->op.group, MPP_FAILURE_MPI, s->op.mpi_error);
+    mpp_group *g = s->op.group;
+    if (s->op.failure == MPP_FAILURE_MPI && g->tell) g->tell(g, MPP_FAILURE_MPI, s->op.mpi_error);
     mpp_share_failure(&s->op, c, s->first + (s->checked ? s->chunks : 1));
 }
 
@@ -236,9 +237,9 @@ static int step(mpp_op *op) {
         if (c->internode) look_ahead(s, c);
         return MPP_PENDING;
     }
-    if (is_aborted(op)) {
+    if (is_aborted(op) || c->failure) {
         if (c->internode && !c->internode->is_idle(s)) return MPP_PENDING; /* MPI still uses what was begun */
-        state = mpp_fail(op, MPP_FAILURE_CANCELLED, 0);
+        state = mpp_fail(op, is_aborted(op) ? MPP_FAILURE_CANCELLED : c->failure, c->mpi_error);
     } else if (c->oom_first) return MPP_PENDING;
     else state = move(s, c);
     if (state == MPP_PENDING) return state;

@@ -146,6 +146,7 @@ struct mpp_channel {
     mpp_topology *topology;         /* NULL: all ranks are on this node. Else size and rank are those on this node. */
     const mpp_internode *internode; /* NULL exactly where topology is */
     mpp_internode_state *internode_state;
+    int failure, mpi_error;     /* between nodes: why all operations from the head on fail; or 0 */
     int64_t limits[MPP_LIMITS]; /* see mpp_group_limit; calls that are MPI's are compared here */
 };
 

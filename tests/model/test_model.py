@@ -48,7 +48,7 @@ COMPARED = {
     "plan_bus": "29ee061e2d10",
     "pass_over": "181547dfd32a",
     "move": "32dfabbf88eb",
-    "step": "349f711562bb",
+    "step": "5ba691a48268",
     "step_oom_placeholder": "8b32ee27028c",
     "mpp_shm_out_of_memory": "96d91017c868",
     "mpp_enqueue_shm": "c5446268ee41",

@@ -47,15 +47,8 @@ class Driver:
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self.lib.fake_kernel.argtypes = [pointer, ctypes.c_int, ctypes.c_uint, pointer, pointer, size]
         self.lib.fake_alloc.argtypes = [ctypes.c_int, size, ctypes.c_int]
-        for name in (
-            "fake_free",
-            "fake_view",
-            "fake_drain",
-            "fake_stream_destroy",
-            "fake_stream_capture",
-            "fake_synchronize",
-        ):
-            getattr(self.lib, name).argtypes = [pointer]
+        for name in ("free", "view", "drain", "stream_destroy", "stream_capture", "synchronize"):
+            getattr(self.lib, f"fake_{name}").argtypes = [pointer]
         self.lib.fake_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
         self.allocated: list[int] = []
         self.stream: int = 0

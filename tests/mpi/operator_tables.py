@@ -62,11 +62,8 @@ def operators(group: Any, op: Any) -> dict[str, Callable[[], Results]]:
     """Of ``torch.ops.c10d``, each on tensors of its own."""
     c10d, boxed, size, rank = torch.ops.c10d, group.boxed(), dist.get_world_size(), dist.get_rank()
     root, one, many, flat, piece = rank == 0, [ramp()], ramps(), ramp(4 * size), [torch.zeros(4)]
-    lists, pair, flats = (
-        [[torch.zeros(4), torch.zeros(2)] for _ in range(size)],
-        [ramp(), ramp(2)],
-        torch.zeros(4 * size),
-    )
+    lists, pair = [[torch.zeros(4), torch.zeros(2)] for _ in range(size)], [ramp(), ramp(2)]
+    flats = torch.zeros(4 * size)
     both, wide = [torch.zeros(4 * size), torch.zeros(2 * size)], [ramp(4 * size), ramp(2 * size)]
     after, before = (rank + 1) % size, (rank - 1) % size
 

@@ -149,11 +149,8 @@ def _start_daemons(cluster: Cluster) -> None:
     options = [f"--{option}={directory}/munge.{end}" for option, end in files.items()]
     subprocess.run(["munged", "--force", *options], check=True, capture_output=True, timeout=20)
     environment = {**os.environ, **cluster.environment}
-    for host, daemon in (
-        (first, ["slurmctld", "-c"]),
-        (first, ["slurmd", "-N", first]),
-        (second, ["slurmd", "-N", second]),
-    ):
+    daemons = (first, ["slurmctld", "-c"]), (first, ["slurmd", "-N", first]), (second, ["slurmd", "-N", second])
+    for host, daemon in daemons:
         subprocess.run(cluster.on(host, *daemon), env=environment, check=True, timeout=20)
 
 

@@ -125,6 +125,18 @@ def test_a_disagreement_touches_nothing(shim_of_all_ranks, size, per_node):
     ranks.close()
 
 
+def test_what_comes_behind_an_agreement_that_failed_fails_alike(shim_of_all_ranks):
+    """It took what had not come for the answer."""
+    ranks = Ranks(shim_of_all_ranks, 2, SLOTS, 1024, [0, 1])
+    exchanges = [Exchange(ranks, [[8, 8]] * 2) for _ in range(3)]
+    ops = [exchange.start(0) for exchange in exchanges]
+    for op, deaf in zip(ops, (2, 0, 0), strict=True):
+        ranks.lib.set_deaf(ranks.comms[0], deaf)
+        assert ranks.finish([op]) == [FAILED]
+        assert ranks.failure(op)[0] == ranks.lib.MPP_FAILURE_MPI
+    ranks.release(ops)
+
+
 def test_a_receive_between_nodes_is_taken_back(shim_of_all_ranks):
     """Of two blocks one never comes; where it was to go nothing is written."""
     ranks = Ranks(shim_of_all_ranks, 2, SLOTS, 1024, [0, 1])

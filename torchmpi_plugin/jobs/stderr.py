@@ -24,10 +24,7 @@ _BEGINS = TRACEBACK.encode()
 #: What stands between two tracebacks of a chain, and what mpiplus says below the last.
 _BETWEEN, _BELOW = tuple(words.encode() for words in CHAINED), b"ends the job: an uncaught exception"
 #: What mpiplus and MPICH say of a rank that leaves by an exception.
-_CONSEQUENCES = (
-    *(_BELOW, b"application called MPI_Abort"),
-    *(b"PMIU_write error", b"system msg for write_line failure"),
-)
+_CONSEQUENCES = _BELOW, b"application called MPI_Abort", b"PMIU_write error", b"system msg for write_line failure"
 _MOST_BYTES, _MOST_KNOWN = 1 << 18, 100  # of what one rank has held back, and of tracebacks to compare with
 
 

@@ -203,8 +203,9 @@ def at_exit() -> None:
         return
     leaving.tell(_noted_code)
     _abort_after_exception()
-    for notice in filter(lambda notice: callable(signal.getsignal(notice)), _NOTICES):
-        signal.signal(notice, signal.SIG_IGN)
+    with contextlib.suppress(ValueError):  # Python ends on a thread that may not
+        for notice in filter(lambda notice: callable(signal.getsignal(notice)), _NOTICES):
+            signal.signal(notice, signal.SIG_IGN)
     for group in world.remembered():
         group.leave()
         group.take_back_failed()

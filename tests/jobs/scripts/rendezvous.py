@@ -90,13 +90,8 @@ def set_rendezvous(rank: int, **more: object) -> None:
 
 def check_exported() -> None:
     """One node: the local ranks are the ranks."""
-    for name, value in {
-        "RANK": ME,
-        "WORLD_SIZE": SIZE,
-        "LOCAL_RANK": ME,
-        "LOCAL_WORLD_SIZE": SIZE,
-        "NODE_RANK": 0,
-    }.items():
+    exported = {"RANK": ME, "WORLD_SIZE": SIZE, "LOCAL_RANK": ME, "LOCAL_WORLD_SIZE": SIZE, "NODE_RANK": 0}
+    for name, value in exported.items():
         assert os.environ[name] == str(value), (name, os.environ[name])
     shared = [(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])]
     assert agreed(lambda: shared) == shared
