@@ -63,7 +63,7 @@ static int poll(mpp_op *op, int64_t wait_ns, int64_t stall_ns) {
                 pthread_mutex_unlock(&mpp_progress.lock);
             }
             if (stall_ns && now - stall.since >= stall_ns) break;
-            /* With more ranks than cores Open MPI yields in each look, which costs a slice where the core is wanted. */
+            /* Open MPI may yield in a look, a slice where the core is wanted: few looks then, unless MPI is at work. */
             is_long = !mpp_core_is_wanted(now) || stall.mpi_at == now || now - look_at >= MPP_LONGEST_SLEEP_NS;
             if (is_long) look_at = now;
             if (pause_ns && stall.since == now && mpp_core_is_wanted(now)) polls = 0; /* more may come at once */
