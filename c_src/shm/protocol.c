@@ -113,7 +113,10 @@ static int write_next(shm_op *s, mpp_channel *c) {
     rank_counters *mine = &c->counters[c->rank];
     uint64_t number = s->first + s->written;
     if (s->written == s->chunks || !may_write(s, c, number) || !is_loaded(s, c)) return 0;
-    if (s->write && !s->bus) s->write(s, s->written, mpp_slot_at(s, c->rank, s->written));
+    if (s->write && !s->bus) {
+        s->write(s, s->written, mpp_slot_at(s, c->rank, s->written));
+        mpp_end_slot(&c->stores);
+    }
     s->written++;
     mine->signature[number % (uint64_t)c->ring] = s->signature;
     mine->came[number % (uint64_t)c->ring] = s->op.begun;
