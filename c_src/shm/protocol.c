@@ -115,7 +115,7 @@ static int write_next(shm_op *s, mpp_channel *c) {
     if (s->written == s->chunks || !may_write(s, c, number) || !is_loaded(s, c)) return 0;
     if (s->write && !s->bus) {
         s->write(s, s->written, mpp_slot_at(s, c->rank, s->written));
-        mpp_end_slot(&c->stores);
+        mpp_end_slot(&c->writing);
     }
     s->written++;
     mine->signature[number % (uint64_t)c->ring] = s->signature;

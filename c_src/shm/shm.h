@@ -7,8 +7,8 @@
 #include "engine/activity.h"
 #include "engine/bell.h"
 #include "engine/engine.h"
-#include "shm/stores.h"
 #include "shm/topology.h"
+#include "shm/writing.h"
 
 enum { CACHE_LINE = 64, MAX_RING = 7 };
 
@@ -142,7 +142,7 @@ struct mpp_channel {
     uint64_t oom_first;             /* calls before `head` that there was no memory for */
     uint64_t oom_total;             /* all such calls, also those behind operations */
     shm_op oom_placeholder;         /* takes their places in the order, one after the other */
-    mpp_stores stores;              /* to this rank's slots */
+    mpp_writing writing;            /* to this rank's slots */
     const void **sources;           /* scratch: one pointer per rank */
     double *factors;                /* scratch: every rank's factor of a PREMUL_SUM */
     mpp_topology *topology;         /* NULL: all ranks are on this node. Else size and rank are those on this node. */
@@ -325,8 +325,8 @@ void mpp_abort_second(mpp_channel *c);
 /* From the user's memory, wherever it is, to a slot, and back. */
 static inline void mpp_to_slot(shm_op *s, char *slot, const char *from, size_t bytes) {
     if (s->bus) mpp_bus_copy(s->bus, MPP_DOWN, (uintptr_t)slot, (uintptr_t)from, bytes);
-    else if (bytes < MPP_LEAST_STORED) memcpy(slot, from, bytes);
-    else mpp_store(&s->op.group->channel->stores, slot, from, bytes);
+    else if (bytes < MPP_LONG_PIECE) memcpy(slot, from, bytes);
+    else mpp_write_piece(&s->op.group->channel->writing, slot, from, bytes);
 }
 static inline void mpp_from_slot(shm_op *s, char *to, const char *slot, size_t bytes) {
     if (s->bus) mpp_bus_copy(s->bus, MPP_UP, (uintptr_t)to, (uintptr_t)slot, bytes);

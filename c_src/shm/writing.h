@@ -12,15 +12,15 @@
 
 typedef struct {
     float plain, streamed; /* ns per byte by stores of each kind, smoothed; 0: not known */
-    unsigned slots;        /* written so far */
+    unsigned slots;        /* written in long pieces so far */
     int streams;           /* the slot at hand is written by non-temporal ones */
     size_t bytes;          /* in it so far */
     int64_t begun;
-} mpp_stores;
+} mpp_writing;
 
-enum { MPP_LEAST_STORED = 1 << 10 }; /* below, a copy is over before it waits */
+enum { MPP_LONG_PIECE = 1 << 10 }; /* below, a copy is over before it waits */
 
 /* Copies a piece into the slot at hand. */
-void mpp_store(mpp_stores *w, char *slot, const char *from, size_t bytes);
+void mpp_write_piece(mpp_writing *w, char *slot, const char *from, size_t bytes);
 /* Before the slot is published: whoever learns that can read its pieces, and the next one is at hand. */
-void mpp_end_slot(mpp_stores *w);
+void mpp_end_slot(mpp_writing *w);

@@ -1,4 +1,4 @@
-#include "shm/stores.h"
+#include "shm/writing.h"
 
 #include <string.h>
 #ifdef __SSE2__
@@ -15,7 +15,7 @@ static const float GAIN = 2.5f;
 /* What counts at most, in ns per byte, of a write that has lost its core. */
 static const float MOST = 1;
 
-static int is_to_stream(mpp_stores *w) {
+static int is_to_stream(mpp_writing *w) {
     int is_better = w->plain > GAIN * w->streamed;
     int is_tried = w->slots < TRIED_EVERY ? !(w->slots & (w->slots - 1)) : !(w->slots % TRIED_EVERY);
     w->slots++;
@@ -40,7 +40,7 @@ static void stream(char *to, const char *from, size_t bytes) {
     memcpy(to + at, from + at, bytes - at);
 }
 
-void mpp_store(mpp_stores *w, char *slot, const char *from, size_t bytes) {
+void mpp_write_piece(mpp_writing *w, char *slot, const char *from, size_t bytes) {
     if (!w->bytes) {
         w->streams = is_to_stream(w);
         w->begun = now_ns();
@@ -50,7 +50,7 @@ void mpp_store(mpp_stores *w, char *slot, const char *from, size_t bytes) {
     else memcpy(slot, from, bytes);
 }
 
-void mpp_end_slot(mpp_stores *w) {
+void mpp_end_slot(mpp_writing *w) {
     if (!w->bytes) return;
 #ifdef __SSE2__
     if (w->streams) _mm_sfence(); /* a release does not order them */
