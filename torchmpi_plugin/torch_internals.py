@@ -81,6 +81,7 @@ NEEDS = (
     Need(f"{C10D}:WindowAccessType", BACKENDS_IN_PYTHON, "get_attr() of windows"),
     Need(f"{C10D}:_ProcessGroupWrapper", OLDEST, "finding mpiplus below torch's wrapper of DETAIL"),
     Need(f"{C10D}:_dump_fr_trace", OLDEST, "torch's dump of the flight recorder"),
+    Need(f"{C10D}:_dump_fr_trace_json", BACKENDS_IN_PYTHON, "the same as JSON"),
     Need(f"{_FRAMES}:set_code_exec_strategy", OLDEST, "torch.compile around our operations"),
     Need(f"{_FRAMES}:_FrameExecStrategy", OLDEST, "torch.compile around our operations"),
     Need(f"{_FRAMES}:_FrameAction.SKIP", OLDEST, "torch.compile around our operations"),
@@ -334,17 +335,20 @@ def forget_default(group: Any) -> None:
 # ---- the flight recorder ----
 
 
-def answer_recorder_calls(ours: str, dump: Callable[[bool, bool, bool], bytes]) -> None:
-    """Let torch's function that dumps the flight recorder ask us for that of our backend; others are torch's.
+def answer_recorder_calls(
+    ours: str, dump: Callable[[bool, bool, bool], bytes], dump_json: Callable[[bool, bool], bytes]
+) -> None:
+    """Let torch's functions that dump the flight recorder ask us for that of our backend; others are torch's.
 
     Args:
         ours: the backend's name.
         dump: the trace, pickled; takes includeCollectives, includeStackTraces, onlyActive.
+        dump_json: the trace as JSON; takes includeCollectives, onlyActive.
     """
     module = import_module(C10D)
-    ask = module._dump_fr_trace
-    if version() < BACKENDS_IN_PYTHON or hasattr(ask, "asks_mpiplus"):
+    if version() < BACKENDS_IN_PYTHON or hasattr(module._dump_fr_trace, "asks_mpiplus"):
         return  # before, there is no way to say which backend is meant
+    ask, ask_json = module._dump_fr_trace, module._dump_fr_trace_json
 
     def _dump_fr_trace(
         includeCollectives: bool | None = None,  # noqa: N803 - torch's names
@@ -356,8 +360,18 @@ def answer_recorder_calls(ours: str, dump: Callable[[bool, bool, bool], bytes]) 
             return ask(includeCollectives, includeStackTraces, onlyActive, backend)
         return dump(includeCollectives is not False, includeStackTraces is not False, bool(onlyActive))
 
+    def _dump_fr_trace_json(
+        includeCollectives: bool | None = None,  # noqa: N803
+        onlyActive: bool | None = None,  # noqa: N803
+        backend: str = "gloo",
+    ) -> bytes:
+        if backend != ours:
+            return ask_json(includeCollectives, onlyActive, backend)
+        return dump_json(includeCollectives is not False, bool(onlyActive))
+
     _dump_fr_trace.asks_mpiplus = True  # type: ignore[attr-defined]
     module._dump_fr_trace = _dump_fr_trace  # type: ignore[attr-defined]
+    module._dump_fr_trace_json = _dump_fr_trace_json  # type: ignore[attr-defined]
 
 
 @functools.cache

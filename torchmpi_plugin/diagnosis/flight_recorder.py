@@ -77,8 +77,8 @@ class Recorder:
 
     # ---- the trace ----
 
-    def dump(self, collectives: bool = True, frames: bool = True, only_active: bool = False) -> bytes:
-        """The trace, pickled; without the operations, their frames or what is complete, if these are not wanted."""
+    def dump(self, collectives: bool = True, frames: bool = True, only_active: bool = False) -> dict[str, Any]:
+        """The trace; without the operations, their frames or what is complete, if these are not wanted."""
         entries = self.entries()
         groups = list(dict.fromkeys(entry.subject for entry in entries))
         rows = [
@@ -86,18 +86,16 @@ class Recorder:
             for number, entry in enumerate(entries if collectives else [])
             if not only_active or _state(entry) != "completed"
         ]
-        return pickle.dumps(
-            {
-                "version": _FORMAT,
-                "pg_config": {
-                    group.name: {"name": group.name, "desc": group.description, "ranks": str(list(group.ranks))}
-                    for group in groups
-                },
-                "pg_status": self._status(entries),
-                "comm_lib_version": "mpiplus",
-                "entries": rows,
-            }
-        )
+        return {
+            "version": _FORMAT,
+            "pg_config": {
+                group.name: {"name": group.name, "desc": group.description, "ranks": str(list(group.ranks))}
+                for group in groups
+            },
+            "pg_status": self._status(entries),
+            "comm_lib_version": "mpiplus",
+            "entries": rows,
+        }
 
     @staticmethod
     def _status(entries: list[Call]) -> dict[str, dict[str, int]]:
@@ -149,7 +147,7 @@ class Recorder:
         """Write the trace to this rank's file, whose name it returns."""
         path = Path(f"{_file_prefix()}{self._rank}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(self.dump())
+        path.write_bytes(pickle.dumps(self.dump()))
         return str(path)
 
     def write_after_failure(self) -> None:
@@ -234,10 +232,14 @@ def start(rank: int) -> None:
         current = None
         return
     current = Recorder(entries, rank)
-    torch_internals.answer_recorder_calls("mpiplus", _dump_current)
+    torch_internals.answer_recorder_calls(
+        "mpiplus",
+        lambda *wanted: pickle.dumps(_dump_current(*wanted)),
+        lambda collectives, only_active: json.dumps(_dump_current(collectives, False, only_active)).encode(),
+    )
 
 
-def _dump_current(collectives: bool, frames: bool, only_active: bool) -> bytes:
+def _dump_current(collectives: bool, frames: bool, only_active: bool) -> dict[str, Any]:
     recorder = current if current is not None else Recorder(1, 0)
     return recorder.dump(collectives, frames, only_active)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import time
@@ -189,11 +190,10 @@ def recorded(directory: str, dumps: str) -> None:
     dist.init_process_group("mpiplus")
     check_works()
     dist.group.WORLD.set_timeout(SHORT)
-    entries = pickle.loads(c10d._dump_fr_trace(backend="mpiplus"))["entries"] if dumps == "dumps" else []
-    assert dumps != "dumps" or [entry["profiling_name"] for entry in entries][:2] == [
-        "mpiplus:all_reduce",
-        "mpiplus:all_gather",
-    ]
+    asked = ((pickle, c10d._dump_fr_trace), (json, c10d._dump_fr_trace_json)) if dumps == "dumps" else ()
+    for form, ask in asked:
+        names = [entry["profiling_name"] for entry in form.loads(ask(backend="mpiplus"))["entries"][:2]]
+        assert names == ["mpiplus:all_reduce", "mpiplus:all_gather"]
     if ME == 1:
         time.sleep(3 * SHORT.total_seconds())
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -51,7 +50,7 @@ def in_training(group: dist.ProcessGroup) -> Callable[[dist.ProcessGroup], None]
 
 def recorded(group: dist.ProcessGroup, ranks: int) -> list[dict]:
     """What the flight recorders of all ranks have of a group, by rank: times by the collective's number."""
-    trace = pickle.loads(flight_recorder.current.dump())
+    trace = flight_recorder.current.dump()
     mine = {row["collective_seq_id"]: row for row in trace["entries"] if row["process_group"][0] == group.group_name}
     found: list = [None] * ranks
     dist.all_gather_object(found, mine)
