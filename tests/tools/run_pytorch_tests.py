@@ -47,7 +47,7 @@ del TestDistBackend
 FILES = {
     "": (
         "c10d_object_collectives collective_utils c10d_functional_native functional_api device_mesh c10d_gloo "
-        "c10d_spawn_gloo c10d_logger dist2"
+        "c10d_spawn_gloo c10d_logger dist2 store backends multi_threaded_pg fake_pg launcher"
     ),
     "algorithms/": "join",
     "pipelining/": "schedule_multiproc",
@@ -65,7 +65,7 @@ FILES = {
         "fully_shard_comm fully_shard_extensions fully_shard_frozen fully_shard_mixed_precision "
         "fully_shard_state fully_shard_state_dict"
     ),
-    "optim/": "zero_redundancy_optimizer",
+    "optim/": "zero_redundancy_optimizer named_optimizer",
     "_composable/test_composability/": "2d_composability",
 }
 #: Of some, the tests that a keyword of pytest picks.
@@ -80,6 +80,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("test_c10d_gloo.py", "test_all_to_all_single$", "mpiplus takes a strided tensor, which the test wants refused"),
     ("test_c10d_gloo.py", "test_init_process_group_gloo$", "the name: `name()` says `mpiplus`"),
     ("test_c10d_logger.py", "test_exception_logger", "the name: the log says `mpiplus`"),
+    ("test_backends.py", "test_create_pg", "the name: `_get_backend_name()` says `mpiplus`"),
     ("test_pg_wrapper.py", "debug_mode$", "gloo's wrapper raises in the call: a mismatch is told in `wait()`"),
     ("test_pg_wrapper.py", "", "the test makes a group of gloo's class beside the world"),
 )
@@ -290,7 +291,8 @@ def revision_of(checkout: Path | None) -> str:
         done.stdout.strip()
         or "some files, at the commits and of the releases in the table;\n"
         "what is shortened or rewritten has no tests that need a GPU, or has the CPU in a GPU's place, which some\n"
-        "of its tests then fail of, on both; most of `fsdp/`, and what of `tensor/` is rewritten, in one job of 2 ranks"
+        "of its tests then fail of, on both; most of `fsdp/`, `_shard/` and `checkpoint/e2e/`, and what of `tensor/`\n"
+        "is rewritten, in one job of 2 or 4 ranks of Open MPI; what of `launcher/` is, has c10d in place of etcd"
     )
 
 
