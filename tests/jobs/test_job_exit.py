@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from job_runs import SOON, Job, run_process
@@ -49,6 +50,7 @@ def test_an_exception_on_one_rank(job: Job, how: str) -> None:
     outcome = job.run(3, "exits.py", "one_raises", how)
     outcome.failed("Traceback", "ArithmeticError: this one is meant", r"rank 2.*ends the job")
     outcome.within(SOON, since=job.directory / "fails").says_not("came out", "Segmentation", r"\[\d\] end")
+    assert not [name for name in (job.directory / "fails").read_text().split() if Path(name).exists()]
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(1800, r"waiting for rank 2\b"), (2, r"Not arrived: rank 2 \(left")])

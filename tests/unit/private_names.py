@@ -17,10 +17,8 @@ ROOT = Path(__file__).parents[2]
 #: The one file that reaches inside for the others.
 SUPPORT = ROOT / "tests" / "inside.py"
 #: Words that libraries give a meaning: of named tuples, of click's and gettext's; of later versions of torch.
-_WORDS = (
-    "_replace _asdict _fields _make _ _add_ephemeral_timeout _dump_fr_trace _dump_fr_trace_json _set_default_timeout"
-)
-OTHERS = {*re.findall(r"\w+", _WORDS)}
+_WORDS = "_replace _asdict _fields _make _ _add_ephemeral_timeout _set_default_timeout"
+OTHERS = {*re.findall(r"\w+", _WORDS), "_dump_fr_trace", "_dump_fr_trace_json"}
 TORCHS = (dist, dist.distributed_c10d, dist.ProcessGroup, dist.Backend, dist.Work, torch.Tensor)
 #: Functions, classes, variables and attributes that a file makes.
 _MADE = re.compile(r"(?m)\b(?:def|class) (_\w+)|^ *(?:\w+\.)?(_[a-zA-Z]\w*)(?:, \w+)*(?::[^=\n]+)? = ")

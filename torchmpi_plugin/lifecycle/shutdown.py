@@ -172,6 +172,7 @@ def abort_job(reason: str, code: int = 1) -> None:
         with contextlib.suppress(Exception):
             stream.flush()
     time.sleep(0.2)  # a launcher that is told to kill may not forward what it has not read yet
+    runtime.remove_segment()
     with runtime.ending("MPI_Abort", _ABORT_SECONDS):
         runtime.shim().lib.mpp_end_job(code)
 

@@ -336,9 +336,14 @@ def leave_unfinalized() -> None:
     global we_finalize  # noqa: PLW0603
     we_finalize = False
     shim().lib.mpp_own_mpi(0)
+    remove_segment()
+
+
+def remove_segment() -> None:
+    """Take away the name of the memory that MPICH's ranks of a node share: without MPI_Finalize it would stay."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
-            if _MPICH_SEGMENT in line:  # which would stay
+            if _MPICH_SEGMENT in line:
                 Path(line[line.index("/") :]).unlink(missing_ok=True)
 
 
