@@ -305,7 +305,7 @@ def others_rows(page: str, table: str, files: Sequence[str]) -> list[str]:
 #: Of a row that stands for several files: their directory (./ is that of all), and each of them with its numbers.
 _TOGETHER = re.compile(r"\| `([^`]+/)`: (.+) \| (?:\d+ \| ){4}none \|")
 _IN_IT = re.compile(r"`([^`]+)`(.*?) \((\d+), (\d+), (\d+), (\d+)\)(?:; |$)")
-_ALONE = re.compile(r"\| `((?:[^`]+/)?)([^`/]+)`([^|]*) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| none \|")
+_ALONE = re.compile(r"\| `((?:[^`/]+/)?)([^`]+)`([^|]*) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| none \|")
 
 
 def _apart(row: str) -> list[str]:
