@@ -73,7 +73,7 @@ def _open_mpi_text(library: str, size: int) -> str:
     words = sys.orig_argv[2:] if sys.orig_argv[1:2] == ["-u"] else sys.orig_argv[1:]  # torchrun's, with its -u
     if words[:1] != ["-m"]:
         words = [Path(sys.argv[0]).name or "train.py", *sys.argv[1:]]
-    program = shlex.join(words)
+    program = shlex.join(one for one in words if not one.startswith(("--local-rank=", "--local_rank=")))  # launcher's
     if multiprocessing.parent_process() is not None:
         return (
             f"init_process_group: multiprocessing (mp.spawn) started these {size} processes, and {library} cannot make "
