@@ -7,7 +7,7 @@
 
 #include "engine/pause.h"
 
-enum { LINE = 64, LEAST_TIMED = 8 << 10, TRIED_EVERY = 256 };
+enum { LINE = 64, LEAST_TIMED = 8 << 10, FIRST = 128, TRIED_EVERY_FIRST = 8, TRIED_EVERY = 256 };
 
 /* Non-temporal stores return sooner than plain ones in any case, as they leave the way from memory to the readers. They
  * pay from so many times as soon: measured on an AMD EPYC, between cores and between threads of one core. */
@@ -17,14 +17,15 @@ static const float MOST = 1;
 
 static int is_to_stream(mpp_writing *w) {
     int is_better = w->plain > GAIN * w->streamed;
-    int is_tried = w->slots < TRIED_EVERY ? !(w->slots & (w->slots - 1)) : !(w->slots % TRIED_EVERY);
+    int is_tried = w->slots % (w->slots < FIRST ? TRIED_EVERY_FIRST : TRIED_EVERY) == 0;
     w->slots++;
     return is_tried ? !is_better : is_better;
 }
 
+/* Slowness may be chance, as with memory that is touched for the first time; speed is none. */
 static void note(float *rate, float sample) {
     if (sample > MOST) sample = MOST;
-    *rate += *rate > 0 ? (sample - *rate) / 4 : sample;
+    *rate += *rate == 0 ? sample : (sample - *rate) / (sample < *rate ? 2 : 4);
 }
 
 /* Whole lines only: of a part of one the processor would have to fetch the rest. */
