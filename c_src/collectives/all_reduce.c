@@ -56,8 +56,8 @@ static int between_nodes(shm_op *s) {
 
 /* ---- on a node ---- */
 
-/* What a root reduces alone nobody reads. In two phases others read it, as it may turn out with the first chunk. */
-static void write_read(shm_op *s, uint64_t chunk, char *slot) {
+/* In one phase nobody reads the root's slots; that there are two may turn out behind the first chunk (plan_bus). */
+static void write_if_read(shm_op *s, uint64_t chunk, char *slot) {
     if (!chunk || s->two_phase || s->root != s->op.group->rank) mpp_write_plain(s, chunk, slot);
 }
 
@@ -99,7 +99,7 @@ static int offer(shm_op *s, const mpp_block *own) {
 
 static int over_shm(shm_op *s, const mpp_operands *o) {
     const mpp_group *g = s->op.group;
-    s->write = g->size > 1 ? write_read : NULL;
+    s->write = g->size > 1 ? write_if_read : NULL;
     s->two_phase = (int64_t)s->bytes > g->channel->limits[MPP_ONE_PHASE];
     s->read = s->two_phase ? read_parts : read_sum;
     s->read_reduced = read_parts;

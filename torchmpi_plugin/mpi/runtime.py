@@ -341,7 +341,7 @@ def leave_unfinalized() -> None:
 
 def remove_segment() -> None:
     """Take away the name of the memory that MPICH's ranks of a node share: without MPI_Finalize it would stay."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):  # a name that is no UTF-8: whoever leaves must not fail
         for line in Path("/proc/self/maps").read_text("utf-8").splitlines():
             if _MPICH_SEGMENT in line:
                 Path(line[line.index("/") :]).unlink(missing_ok=True)
