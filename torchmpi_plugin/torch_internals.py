@@ -8,6 +8,8 @@ A new torch release is looked at here first: NEEDS says what is used, since whic
 from __future__ import annotations
 
 import functools
+import json
+import pickle
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -335,15 +337,12 @@ def forget_default(group: Any) -> None:
 # ---- the flight recorder ----
 
 
-def answer_recorder_calls(
-    ours: str, dump: Callable[[bool, bool, bool], bytes], dump_json: Callable[[bool, bool], bytes]
-) -> None:
+def answer_recorder_calls(ours: str, dump: Callable[[bool, bool, bool], dict[str, Any]]) -> None:
     """Let torch's functions that dump the flight recorder ask us for that of our backend; others are torch's.
 
     Args:
         ours: the backend's name.
-        dump: the trace, pickled; takes includeCollectives, includeStackTraces, onlyActive.
-        dump_json: the trace as JSON; takes includeCollectives, onlyActive.
+        dump: the trace; takes includeCollectives, includeStackTraces, onlyActive.
     """
     module = import_module(C10D)
     if version() < BACKENDS_IN_PYTHON or hasattr(module._dump_fr_trace, "asks_mpiplus"):
@@ -358,7 +357,7 @@ def answer_recorder_calls(
     ) -> bytes:
         if backend != ours:
             return ask(includeCollectives, includeStackTraces, onlyActive, backend)
-        return dump(includeCollectives is not False, includeStackTraces is not False, bool(onlyActive))
+        return pickle.dumps(dump(includeCollectives is not False, includeStackTraces is not False, bool(onlyActive)))
 
     def _dump_fr_trace_json(
         includeCollectives: bool | None = None,  # noqa: N803
@@ -367,7 +366,7 @@ def answer_recorder_calls(
     ) -> bytes:
         if backend != ours:
             return ask_json(includeCollectives, onlyActive, backend)
-        return dump_json(includeCollectives is not False, bool(onlyActive))
+        return json.dumps(dump(includeCollectives is not False, False, bool(onlyActive))).encode()
 
     _dump_fr_trace.asks_mpiplus = True  # type: ignore[attr-defined]
     module._dump_fr_trace = _dump_fr_trace  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@
 #include "shm/topology.h"
 #include "shm/writing.h"
 
-enum { CACHE_LINE = 64, MAX_RING = 7 };
+enum { MAX_RING = 7 };
 
 /* What the ranks of a part of the group call, as far as it is known. */
 typedef struct {

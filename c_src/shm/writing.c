@@ -1,13 +1,16 @@
 #include "shm/writing.h"
 
 #include <string.h>
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
 
 #include "engine/pause.h"
 
-enum { LINE = 64, LEAST_TIMED = 8 << 10, FIRST = 128, TRIED_EVERY_FIRST = 8, TRIED_EVERY = 256 };
+#ifdef __SSE2__
+#include <emmintrin.h>
+enum { CAN_STREAM = 1 };
+#else
+enum { CAN_STREAM = 0 }; /* no other processor has been measured */
+#endif
+enum { LEAST_TIMED = 8 << 10, FIRST = 128, TRIED_EVERY_FIRST = 8, TRIED_EVERY = 256 };
 
 /* Non-temporal stores return sooner than plain ones in any case, as they leave the way from memory to the readers. They
  * pay from so many times as soon: measured on an AMD EPYC, between cores and between threads of one core. */
@@ -31,8 +34,8 @@ static void note(float *rate, float sample) {
 /* Whole lines only: of a part of one the processor would have to fetch the rest. */
 static void stream(char *to, const char *from, size_t bytes) {
     size_t at = 0;
-#ifdef __SSE2__ /* no other processor has been measured */
-    for (; at + LINE <= bytes; at += LINE) {
+#ifdef __SSE2__
+    for (; at + CACHE_LINE <= bytes; at += CACHE_LINE) {
         const __m128i *source = (const __m128i *)(from + at);
         __m128i *line = (__m128i *)(to + at);
         for (int i = 0; i < 4; i++) _mm_stream_si128(line + i, _mm_loadu_si128(source + i));
@@ -42,12 +45,12 @@ static void stream(char *to, const char *from, size_t bytes) {
 }
 
 void mpp_write_piece(mpp_writing *w, char *slot, const char *from, size_t bytes) {
-    if (!w->bytes) {
+    if (CAN_STREAM && !w->bytes) {
         w->streams = is_to_stream(w);
         w->begun = now_ns();
     }
-    w->bytes += bytes;
-    if (w->streams && !((uintptr_t)slot % LINE)) stream(slot, from, bytes);
+    if (CAN_STREAM) w->bytes += bytes;
+    if (w->streams && !((uintptr_t)slot % CACHE_LINE)) stream(slot, from, bytes);
     else memcpy(slot, from, bytes);
 }
 

@@ -18,7 +18,7 @@ typedef struct {
     int64_t begun;
 } mpp_writing;
 
-enum { MPP_LONG_PIECE = 1 << 10 }; /* below, a copy is over before it waits */
+enum { CACHE_LINE = 64, MPP_LONG_PIECE = 1 << 10 }; /* a shorter copy is over before it waits */
 
 /* Copies a piece into the slot at hand. */
 void mpp_write_piece(mpp_writing *w, char *slot, const char *from, size_t bytes);

@@ -86,7 +86,8 @@ def test_processes_that_open_mpi_did_not_start(monkeypatch: pytest.MonkeyPatch) 
     told = text("Open MPI 5.0.11", 2)
     assert "Ray starts its own workers" in told
     assert "MPICH" in told
-    assert not {"mpirun", "mpiplus"} & set(told.split())
+    assert "mpirun" not in told
+    assert "mpiplus run" not in told
 
 
 def test_a_server_that_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,11 +232,7 @@ def start(rank: int) -> None:
         current = None
         return
     current = Recorder(entries, rank)
-    torch_internals.answer_recorder_calls(
-        "mpiplus",
-        lambda *wanted: pickle.dumps(_dump_current(*wanted)),
-        lambda collectives, only_active: json.dumps(_dump_current(collectives, False, only_active)).encode(),
-    )
+    torch_internals.answer_recorder_calls("mpiplus", _dump_current)
 
 
 def _dump_current(collectives: bool, frames: bool, only_active: bool) -> dict[str, Any]:
