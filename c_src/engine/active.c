@@ -113,7 +113,7 @@ void mpp_tend_mpi(int more) {
 
 int mpp_progress_all(void) {
     int advances = 0;
-    mpp_progress.all_idle = 1;
+    mpp_progress.all_idle = MPP_RINGS;
     mpp_op *previous = NULL;
     for (mpp_op *op = mpp_in_child() ? NULL : mpp_progress.active, *next; op; op = next) {
         next = op->next;
@@ -121,7 +121,7 @@ int mpp_progress_all(void) {
         int state = op->step(op);
         if (state == MPP_PENDING) {
             advances += (int)(op->group->moves - before);
-            mpp_progress.all_idle &= op->idle;
+            if (op->idle < mpp_progress.all_idle) mpp_progress.all_idle = op->idle;
             previous = op;
             continue;
         }

@@ -42,7 +42,7 @@ static void *progress_thread(void *unused) {
         int is_due = is_wanted ? now - looked_into_mpi >= MPP_LONGEST_SLEEP_NS : busy || rounds++ % 16 == 0;
         int in_mpi = !others && (empty ? tended : is_due) && mpp_look_into_mpi();
         if (is_due) looked_into_mpi = now;
-        int is_idle = mpp_progress.all_idle && !worked;
+        int is_idle = mpp_progress.all_idle == MPP_RINGS && !worked;
         clockid_t starter = mpp_progress.starter;
         mpp_unlock();
         if (!empty) quiet = 0;

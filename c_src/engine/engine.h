@@ -31,6 +31,10 @@ struct mpp_owned {
     void (*leave)(void);
 };
 
+/* Whether all that an operation waits for is still to be begun by another rank: unknown or not, yes, or yes by one of
+ * this node, who rings for it (bell.h). Between nodes nobody does, and who sleeps must look for himself. */
+enum { MPP_BUSY, MPP_IDLE, MPP_RINGS };
+
 struct mpp_op {
     mpp_op *next; /* in the list of active operations, later in that of completed ones */
     mpp_group *group;
@@ -43,7 +47,7 @@ struct mpp_op {
     _Atomic int state;
     size_t moves; /* bytes that an asynchronous call may move before it returns; 0: it leaves all to the background */
     int spins;    /* how often whoever waits looks before it yields the core */
-    int idle;     /* all that it waits for is still to be begun by another rank; set by step, 0 where it cannot tell */
+    int idle;     /* one of these; set by step */
     int in_short; /* what it has under way goes in short messages, or none: it loses little by a pause */
     int counts;   /* among the group's active operations */
     int ours;     /* a part of the engine's own memory, never Python's */

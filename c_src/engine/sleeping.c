@@ -131,7 +131,7 @@ int64_t mpp_pause_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
     int64_t quiet = now - (s->quiet > s->since ? s->quiet : s->since), longer = quiet / PAUSES_IN_WAIT;
     if (s->mpi_at && now - s->mpi_at < MPI_STUCK_NS) return mpp_core_is_wanted(now) ? PAUSE_NS : 0;
     if (mpp_core_is_wanted(now)) {
-        if (s->all_idle) return MPP_LONGEST_SLEEP_NS;
+        if (s->all_idle == MPP_RINGS) return MPP_LONGEST_SLEEP_NS;
         longer = quiet / PAUSES_IN_WAIT_WANTED;
         return longer > LONGEST_PAUSE_NS ? LONGEST_PAUSE_NS : longer < PAUSE_NS ? PAUSE_NS : longer;
     }

@@ -29,7 +29,7 @@ static int agree(mpi_collective *c) {
 static int step(mpp_op *op) {
     mpi_collective *c = (mpi_collective *)op;
     int state = c->agreed ? MPP_DONE : agree(c);
-    op->idle = state == MPP_PENDING;
+    op->idle = state == MPP_PENDING ? mpp_idle_until(op->group, -1) : MPP_BUSY;
     if (state != MPP_DONE) return state;
     for (;;) {
         if (!c->active) {

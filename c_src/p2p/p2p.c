@@ -226,20 +226,24 @@ static int copy_own(message_op *m) {
 }
 
 /* Whether it has nothing but receives, of which no message has come. */
-static int is_idle(const message_op *m) {
-    if (m->op.staging || m->own_left) return 0;
+static int idle_of(const message_op *m) {
+    int least = MPP_RINGS;
+    if (m->op.staging || m->own_left) return MPP_BUSY;
     for (int i = 0; i < m->count; i++) {
         const mpp_message *one = &m->transfers[i].message;
-        if (one->state != MPP_TO_MATCH && one->state != MPP_OVER) return 0;
+        if (one->state == MPP_OVER) continue;
+        if (one->state != MPP_TO_MATCH) return MPP_BUSY;
+        int idle = mpp_idle_until(m->op.group, one->peer);
+        if (idle < least) least = idle;
     }
-    return 1;
+    return least;
 }
 
 /* An error in one transfer does not end the operation: the others may still use their buffers. */
 static int step(mpp_op *op) {
     message_op *m = (message_op *)op;
     if (op->agreement && !m->compared && !compare_calls(m)) {
-        op->idle = !op->staging;
+        op->idle = op->staging ? MPP_BUSY : mpp_idle_until(op->group, -1);
         return MPP_PENDING;
     }
     /* In an exchange each waits for each, and who has failed sends nothing any more. */
@@ -255,7 +259,7 @@ static int step(mpp_op *op) {
     for (int i = 0; i < m->count; i++)
         if (m->transfers[i].message.state != MPP_OVER) over &= advance(m, i);
     over &= copy_own(m);
-    op->idle = !over && is_idle(m);
+    op->idle = over ? MPP_BUSY : idle_of(m);
     if (!over) return MPP_PENDING;
     return op->failure ? MPP_FAILED : MPP_DONE;
 }

@@ -324,7 +324,7 @@ shm_op *mpp_new_shm_op(mpp_group *g, uintptr_t staging) {
     if (!s) return NULL;
     s->op.discard = discard_lists;
     s->op.arrived = arrived;
-    s->op.idle = !g->channel->topology && !staging; /* all that it waits for is in others' hands */
+    s->op.idle = g->channel->topology || staging ? MPP_BUSY : MPP_RINGS;
     s->op.in_short = 1;
     if (g->channel->topology) s->op.spins = MPP_SPINS_CROWDED; /* no slower with a core for each */
     s->wait_for = -1;

@@ -160,6 +160,13 @@ static inline int mpp_sends_early(const mpp_group *g) {
     return g->channel && g->channel->internode && g->size <= MPP_EARLY_RANKS;
 }
 
+/* What an operation is, MPP_IDLE or MPP_RINGS, that waits for the call or message of a rank, or of all: -1. */
+static inline int mpp_idle_until(const mpp_group *g, int rank) {
+    const mpp_topology *t = g->channel ? g->channel->topology : NULL;
+    int is_here = g->channel && (!t || (rank >= 0 && t->node_of[rank] == t->here));
+    return is_here ? MPP_RINGS : MPP_IDLE;
+}
+
 static inline int mpp_is_ours(const mpp_group *g, int kind, size_t bytes) {
     return g->channel && (int64_t)bytes <= g->channel->limits[kind];
 }

@@ -41,9 +41,6 @@ def begun_in_c(group: Any, call: Callable[[], object]) -> int:
     return int(inside.calls(group).in_c - before)
 
 
-# ---- which calls take which way ----
-
-
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("operation", rows(IN_C))
 def test_plain_calls_begin_in_c(operation, mode: str, all_groups) -> None:

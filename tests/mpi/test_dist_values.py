@@ -117,8 +117,6 @@ def test_defaults_mean_the_first_rank_of_the_group(talk: Talk) -> None:
     assert names == [first]
 
 
-# ---- tensors ----
-
 REDUCTIONS: dict[str, Any] = {"SUM": sum, "PRODUCT": math.prod, "MIN": min, "MAX": max}
 
 

@@ -39,6 +39,7 @@ void use_messages_in_one_process(void);
 void lose_messages_of(int bytes);
 void set_deaf(int64_t comm, int deaf);
 int waiting_messages(int64_t comm, int bytes);
+int idle_of(uintptr_t op);
 int sent_messages(const sent_message **list);
 int parts_of(int size, const int *node_of, int reproducible, int *members, int *first_in, int *tree_position,
              int *leaf_count, int *regular);

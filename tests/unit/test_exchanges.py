@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from ranks_in_one_process import CANCELLED, DONE, FAILED, MISMATCH, Ranks
+from ranks_in_one_process import CANCELLED, DONE, FAILED, MISMATCH, PENDING, Ranks
 
 SLOTS, LINE, GUARD = 4, 64, 8
 
@@ -135,6 +135,19 @@ def test_what_comes_behind_an_agreement_that_failed_fails_alike(shim_of_all_rank
         assert ranks.finish([op]) == [FAILED]
         assert ranks.failure(op)[0] == ranks.lib.MPP_FAILURE_MPI
     ranks.release(ops)
+
+
+def test_who_waits_for_a_call_is_idle(shim_of_all_ranks):
+    """Who makes it rings, but only on the same node: MPP_RINGS, and MPP_IDLE."""
+    for nodes, idle in ((None, 2), ([0, 1], 1)):
+        ranks = Ranks(shim_of_all_ranks, 2, SLOTS, 1024, nodes)
+        exchange = Exchange(ranks, [[8, 8]] * 2)
+        ops = [exchange.start(0)]
+        assert (ranks.state(ops[0]), ranks.lib.idle_of(ops[0])) == (PENDING, idle)
+        ops.append(exchange.start(1))
+        assert ranks.finish(ops) == [DONE] * 2
+        ranks.release(ops)
+        ranks.close()
 
 
 def test_a_receive_between_nodes_is_taken_back(shim_of_all_ranks):

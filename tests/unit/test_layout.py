@@ -44,9 +44,6 @@ def test_what_is_allowed_is_used() -> None:
         assert not unused, f"{layer} imports nothing of {unused}"
 
 
-# ---- C ----
-
-
 def test_c_files() -> None:
     """Each in a layer and under a name of its own; calls go down, without circles; one layer knows Python."""
     assert {name.rpartition("/")[0] for name in C_TEXTS if name != "shim.h"} == set(layers.C_LAYERS)
@@ -58,9 +55,6 @@ def test_c_files() -> None:
     included = set().union(*C_USES.values())
     assert [name for name in C_TEXTS if name.endswith(".h") and name not in included] == []
     assert {name.partition("/")[0] for name, text in C_TEXTS.items() if layers.PYTHON_HEADER in text} == {"python"}
-
-
-# ---- the page ----
 
 
 def test_the_architecture_page_has_the_layers() -> None:
@@ -75,8 +69,6 @@ def test_no_file_is_too_long(limit: int = 450) -> None:
     lengths = {name: len(text.splitlines()) for name, text in {**TEXTS, **C_TEXTS}.items()}
     assert {name: length for name, length in lengths.items() if length > limit} == {}
 
-
-# ---- the budget ----
 
 #: CI works on a copy without what git knows.
 CHECKOUT = Path(os.environ.get("MPIPLUS_TEST_CHECKOUT", layers.ROOT))

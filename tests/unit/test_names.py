@@ -96,8 +96,6 @@ def test_old_names_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(found(tmp_path / "x.md")) == 4
 
 
-# ---- what classes, modules and C types may be called ----
-
 ALLOWED = Path(__file__).with_name("allowed_nouns.txt")
 _C_TYPE = re.compile(r"^\}\s*(\w+);|^typedef (?:struct|enum|union) \w+ (\w+);|^(?:struct|enum) (\w+) \{", re.M)
 

@@ -335,6 +335,7 @@ class CoalescedWork(Work):
                 errors.append(error)
         if errors:
             raise errors[0]
+        self._works = []  # torch's operators wait once for each tensor
         return True
 
     def is_completed(self) -> bool:

@@ -140,6 +140,8 @@ def copy(source: torch.Tensor, target: torch.Tensor) -> None:
     """
     # An inference tensor can be written to in this mode only, and others can be in it too.
     with torch.inference_mode(), nullcontext() if target.is_cpu else on_own_stream(target.device) as stream:
+        if target.dim() == 2 and not target.is_contiguous():  # torch cuts a transpose into squares this way round only
+            source, target = source.t(), target.t()
         target.copy_(source)
         if stream:
             stream.synchronize()
