@@ -42,7 +42,7 @@ static void *progress_thread(void *unused) {
         int is_due = is_wanted ? now - looked_into_mpi >= MPP_LONGEST_SLEEP_NS : busy || rounds++ % 16 == 0;
         int in_mpi = !others && (empty ? tended : is_due) && mpp_look_into_mpi();
         if (is_due) looked_into_mpi = now;
-        int is_idle = mpp_progress.all_idle == MPP_RINGS && !worked;
+        int is_rung_for = mpp_progress.all_idle == MPP_RINGS && !worked;
         clockid_t starter = mpp_progress.starter;
         mpp_unlock();
         if (!empty) quiet = 0;
@@ -60,7 +60,7 @@ static void *progress_thread(void *unused) {
         if (busy || idle % 16 == 0) busy = has_computed(starter, &last);
         /* A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
          * for us, perhaps in the wait() of a future, of which the engine knows nothing. */
-        if (is_wanted) mpp_sleep(is_idle ? MPP_LONGEST_SLEEP_NS : LONGEST_PAUSE_NS);
+        if (is_wanted) mpp_sleep(is_rung_for ? MPP_LONGEST_SLEEP_NS : LONGEST_PAUSE_NS);
         else if (!busy && idle <= LOOKS_BEFORE_PAUSE) mpp_yield();
         else pause_for(pause_ns);
     }

@@ -15,7 +15,7 @@ typedef struct {
     mpp_op *done, *done_tail;
     int done_count;
     int tended;           /* who waits in Python, for whom the progress thread looks into MPI */
-    int all_idle;         /* all of those that the last mpp_progress_all left pending */
+    int all_idle;         /* the least `idle` of those that the last mpp_progress_all left pending */
     _Atomic int waiters;  /* threads that poll in mpp_wait: the progress thread leaves the work to them */
     _Atomic int starters; /* threads that want the lock to start something: pollers make room */
     _Atomic int stopping;

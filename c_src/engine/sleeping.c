@@ -113,7 +113,7 @@ enum { CROWDED_STUCK_NS = 200000, LONG_STUCK_NS = 20000000 };
 enum { PAUSE_NS = 50000, PAUSES_IN_WAIT = 50, PAUSES_IN_WAIT_WANTED = 8 };
 
 static int64_t until_pause_ns(const mpp_op *op, const mpp_stall *s) {
-    if (!op->in_short && !s->all_idle) return LONG_STUCK_NS;
+    if (!op->in_short && s->all_idle == MPP_BUSY) return LONG_STUCK_NS;
     return op->group->yield_early ? CROWDED_STUCK_NS : op->arrived ? STUCK_NS : MESSAGE_STUCK_NS;
 }
 
@@ -137,6 +137,6 @@ int64_t mpp_pause_ns(const mpp_op *op, mpp_stall *s, int64_t now) {
     }
     /* Who waits for a message moves what else has been begun, and that is not to come a pause later each time. */
     if ((op->in_short ? now - s->since : quiet) <= until_pause_ns(op, s)) return 0;
-    if (!s->all_idle || longer < PAUSE_NS) return PAUSE_NS;
+    if (s->all_idle == MPP_BUSY || longer < PAUSE_NS) return PAUSE_NS;
     return longer < LONGEST_PAUSE_NS ? longer : LONGEST_PAUSE_NS;
 }

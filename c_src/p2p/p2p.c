@@ -225,7 +225,7 @@ static int copy_own(message_op *m) {
     return !m->own_left;
 }
 
-/* Whether it has nothing but receives, of which no message has come. */
+/* It is idle if it has nothing but receives, of which no message has come. */
 static int idle_of(const message_op *m) {
     int least = MPP_RINGS;
     if (m->op.staging || m->own_left) return MPP_BUSY;

@@ -163,7 +163,7 @@ uintptr_t mpp_second_half(uintptr_t first, uintptr_t staging) {
     shm_op *s = ((shm_op *)first)->second;
     ((shm_op *)first)->second = NULL;
     s->op.staging = s->bus = (mpp_staging *)staging;
-    s->op.idle = 0;
+    s->op.idle = MPP_BUSY;
     mpp_stage_on_bus(&s->op);
     if (s->between_devices) mpp_show(s, s->received);
     return mpp_not_owned_yet(mpp_start(&s->op, 0));

@@ -33,8 +33,6 @@ void set_deaf(int64_t comm, int deaf) {
     is_deaf[before(of) + rank_of(of)] = (char)deaf;
 }
 
-int idle_of(uintptr_t op) { return ((const mpp_op *)op)->idle; }
-
 /* Those with more than so many bytes. */
 int waiting_messages(int64_t comm, int bytes) {
     int count = 0;

@@ -55,6 +55,7 @@ def build(folder):
         "shim_of_all_ranks",
         _ALLOCATION
         + '#include "message/message.h"\n#include "shm/topology.h"\n'
+        + "int idle_of(uintptr_t op) { return ((const mpp_op *)op)->idle; }\n"
         + (HERE / "messages_in_one_process.c").read_text(),
         sources=[str(C_SRC / source) for source in build_shim.SOURCES],
         include_dirs=[str(C_SRC)],
