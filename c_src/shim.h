@@ -75,7 +75,9 @@ void mpp_tend_mpi(int more);
 void mpp_lock(void); /* for MPI calls from elsewhere, where MPI wants one at a time */
 void mpp_unlock(void);
 void mpp_end_job(int status); /* does not come back */
-uintptr_t mpp_next_completed(int64_t timeout_ns);
+/* Waits until an operation is complete whose end is not to wait, or several others are, or the time is up; takes up to
+ * `most` of those that are complete, with their states; how many. */
+int mpp_next_completed(uintptr_t *ops, int *states, int most, int64_t timeout_ns);
 
 /* A thread that ends the process when a call of MPI's does not come back: deadline.c */
 int mpp_deadline(const char *word, double word_after, const char *last_word, double end_after, int code);

@@ -51,13 +51,18 @@ void mpp_push(mpp_op **head, mpp_op **tail, mpp_op *op) {
     *tail = op;
 }
 
+void mpp_report_completed(void) {
+    mpp_progress.is_due = 1;
+    pthread_cond_signal(&mpp_progress.completed);
+}
+
 void mpp_complete(mpp_op *op, int state) {
     mpp_note_completion(op);
     mpp_no_longer_active(op);
     if (op->notify) {
         op->queued = 1;
         mpp_push(&mpp_progress.done, &mpp_progress.done_tail, op);
-        if (++mpp_progress.done_count >= MOST_DONE || op->wake) pthread_cond_signal(&mpp_progress.completed);
+        if (++mpp_progress.done_count >= MOST_DONE || op->wake) mpp_report_completed();
     }
     /* Last: from here a waiter may release the operation. */
     atomic_store_explicit(&op->state, state, memory_order_release);

@@ -15,6 +15,21 @@ enum { LOOKS_BEFORE_PAUSE = 1000 }; /* that find nothing, with a yield behind ea
  * few movements, as on a slow wire, which is busy with the next chunks meanwhile, and shorter where they find more. */
 enum { FEW_MOVES = 8, PAUSE_GROWTH_NS = 10000, LOOK_NS = 1000000 };
 
+enum { MANY_STARTS = 4, START_NS = 100000 };
+
+/* Whether the program begins message after message: as of the last time, where it is too soon to tell. */
+static int is_beginning_messages(unsigned messages, int64_t now) {
+    static int64_t told;
+    static unsigned before;
+    static int is_beginning;
+    if (now - told < START_NS) return is_beginning;
+    unsigned count = messages - before;
+    is_beginning = count >= MANY_STARTS && (int64_t)count * START_NS >= now - told;
+    before = messages;
+    told = now;
+    return is_beginning;
+}
+
 static void sleep_until_work(void) {
     mpp_progress.asleep = 1;
     while (!mpp_progress.woken && !atomic_load(&mpp_progress.stopping))
@@ -44,6 +59,7 @@ static void *progress_thread(void *unused) {
         if (is_due) looked_into_mpi = now;
         int is_rung_for = mpp_progress.all_idle == MPP_RINGS && !worked;
         clockid_t starter = mpp_progress.starter;
+        unsigned messages = mpp_progress.messages;
         mpp_unlock();
         if (!empty) quiet = 0;
         if (in_mpi) idle = 0;
@@ -58,9 +74,11 @@ static void *progress_thread(void *unused) {
         pause_ns = worked > FEW_MOVES ? pause_ns / 2 : pause_ns + PAUSE_GROWTH_NS;
         pause_ns = pause_ns < PAUSE_NS ? PAUSE_NS : pause_ns > LONGEST_PAUSE_NS ? LONGEST_PAUSE_NS : pause_ns;
         if (busy || idle % 16 == 0) busy = has_computed(starter, &last);
-        /* A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
+        /* Who begins one message after another wants the lock for each, and those that get them ring for each.
+         * A computation wants this core, and who yields is back after a whole time slice of it. A blocked thread waits
          * for us, perhaps in the wait() of a future, of which the engine knows nothing. */
-        if (is_wanted) mpp_sleep(is_rung_for ? MPP_LONGEST_SLEEP_NS : LONGEST_PAUSE_NS);
+        if (is_beginning_messages(messages, now)) pause_for(LIGHT_PAUSE_NS);
+        else if (is_wanted) mpp_sleep(is_rung_for ? MPP_LONGEST_SLEEP_NS : LONGEST_PAUSE_NS);
         else if (!busy && idle <= LOOKS_BEFORE_PAUSE) mpp_yield();
         else pause_for(pause_ns);
     }

@@ -15,6 +15,7 @@ enum { LOOK_NS = 1000000 };
 static void hand_out(mpp_op *op) {
     if (op->ours) return;
     op->holds = 1;
+    mpp_progress.messages += op->arrived == NULL;
     atomic_fetch_add(&op->group->holders, 1);
     pthread_getcpuclockid(pthread_self(), &mpp_progress.starter);
 }
@@ -199,7 +200,7 @@ void mpp_wake_on_completion(uintptr_t handle) {
     mpp_op *op = (mpp_op *)handle;
     mpp_lock();
     op->wake = 1;
-    if (op->queued) pthread_cond_signal(&mpp_progress.completed);
+    if (op->queued) mpp_report_completed();
     mpp_unlock();
 }
 
@@ -225,23 +226,25 @@ void mpp_release(uintptr_t handle) {
 
 /* ---- completed operations, for Python ---- */
 
-uintptr_t mpp_next_completed(int64_t timeout_ns) {
+int mpp_next_completed(uintptr_t *ops, int *states, int most, int64_t timeout_ns) {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     int64_t ns = until.tv_nsec + timeout_ns;
     until.tv_sec += ns / 1000000000;
     until.tv_nsec = ns % 1000000000;
+    int count = 0;
     mpp_lock();
-    while (!mpp_progress.done && !atomic_load(&mpp_progress.stopping))
+    while (!mpp_progress.is_due && !atomic_load(&mpp_progress.stopping))
         if (pthread_cond_timedwait(&mpp_progress.completed, &mpp_progress.lock, &until) == ETIMEDOUT) break;
-    mpp_op *op = mpp_progress.done;
-    if (op) {
+    for (mpp_op *op; count < most && (op = mpp_progress.done); count++) {
         mpp_progress.done = op->next;
-        if (!mpp_progress.done) mpp_progress.done_tail = NULL;
-        mpp_progress.done_count--;
+        ops[count] = (uintptr_t)op;
+        states[count] = atomic_load(&op->state);
     }
+    mpp_progress.done_count -= count;
+    if (!mpp_progress.done) mpp_progress.done_tail = NULL, mpp_progress.is_due = 0;
     mpp_unlock();
-    return (uintptr_t)op;
+    return count;
 }
 
 int64_t mpp_active_count(void) {

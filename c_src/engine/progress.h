@@ -13,6 +13,7 @@ typedef struct {
     pthread_cond_t completed; /* the consumer of mpp_next_completed sleeps here */
     mpp_op *active, *active_tail;
     mpp_op *done, *done_tail;
+    int is_due; /* they are to be reported: one of them hurries, or there are many */
     int done_count;
     int tended;           /* who waits in Python, for whom the progress thread looks into MPI */
     int all_idle;         /* the least `idle` of those that the last mpp_progress_all left pending */
@@ -21,6 +22,7 @@ typedef struct {
     _Atomic int stopping;
     int running, asleep, woken;
     clockid_t background; /* of the progress thread */
+    unsigned messages;    /* counts those of which Python has got the handle */
     clockid_t starter;    /* counts what the thread that has started something last has of a core */
     pthread_t thread;
 } mpp_progress_state;
@@ -30,6 +32,7 @@ extern mpp_progress_state mpp_progress; /* all of it under its lock, but for wha
 /* Under the lock. */
 void mpp_push(mpp_op **head, mpp_op **tail, mpp_op *op);
 void mpp_complete(mpp_op *op, int state);
+void mpp_report_completed(void); /* now */
 /* Wakes the progress thread, unless it is up already and will see the new operation by itself. */
 void mpp_wake_progress(void);
 

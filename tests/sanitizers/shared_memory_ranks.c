@@ -87,11 +87,12 @@ static void load(shim *s, const char *path) {
 static void *consume(void *argument) {
     shim *s = argument;
     for (;;) {
-        uintptr_t op = s->mpp_next_completed(20000000);
+        uintptr_t op;
+        int state, count = s->mpp_next_completed(&op, &state, 1, 20000000);
         pthread_mutex_lock(&s->lock);
         for (int i = 0; i < USERS; i++)
-            if (op && s->last[i] == op) s->last[i] = 0;
-        if (op) pthread_cond_broadcast(&s->reported);
+            if (count && s->last[i] == op) s->last[i] = 0;
+        if (count) pthread_cond_broadcast(&s->reported);
         int over = s->over;
         pthread_mutex_unlock(&s->lock);
         if (over) return NULL;

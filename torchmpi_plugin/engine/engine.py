@@ -27,6 +27,8 @@ NOTHING, RESOLVE, FOLLOW = 0, 1, 2
 #: How long C polls before Python looks at signals and deadlines again.
 SLICE_NS = _bridge.SLICE_NS
 _HOUSEKEEPING_NS = 250_000_000
+#: Each call of C lets other threads take the GIL: so many operations are reported by one.
+_REPORTS = 64
 ONE_THREAD = (
     "MPI was initialised with a thread level that allows calls from the main thread only; initialise it with "
     "MPI_THREAD_MULTIPLE"
@@ -74,6 +76,9 @@ class Engine:
         self._threads: set[threading.Thread] = set()
         #: How many of them are in the users' callbacks, or may be.
         self._resolving = 0
+        #: What C has reported of complete operations, of how many, and how many of these have been seen to.
+        self._handles, self._states = self.ffi.new("uintptr_t[]", _REPORTS), self.ffi.new("int[]", _REPORTS)
+        self._reported = self._seen_to = 0
         self._kept_house = time.monotonic()
         self._start_lock, self._lead, self._housekeeping = threading.Lock(), threading.Lock(), threading.Lock()
         self._stopping = False
@@ -207,13 +212,25 @@ class Engine:
             with self._start_lock:
                 self._resolving -= 1
 
+    def _next_report(self) -> tuple[int, int]:
+        """An operation that is complete, and its state; 0: none is."""
+        if self._seen_to == self._reported:
+            self._reported = self._seen_to = 0
+            ns = _HOUSEKEEPING_NS if self._registry else 1_000_000_000
+            self._reported = self.lib.mpp_next_completed(self._handles, self._states, _REPORTS, ns)
+            if not self._reported:
+                return 0, PENDING
+        report = self._handles[self._seen_to], self._states[self._seen_to]
+        self._seen_to += 1
+        return report
+
     def _lead_until_a_future(self) -> Callable[[], None] | None:
         """Complete operations until the next step may run callbacks; that step, or None at the end."""
         while not self._stopping:
-            handle = self.lib.mpp_next_completed(_HOUSEKEEPING_NS if self._registry else 1_000_000_000)
-            work = self._registry.pop(handle, None) if handle else None
+            handle, state = self._next_report()
+            work = self._registry.pop(handle, None)
             if work is not None:
-                left = work.complete(handle, self.lib.mpp_state_of(handle) & ~_REPORTED)
+                left = work.complete(handle, state)
                 if left != NOTHING:
                     return work.resolve if left == RESOLVE else functools.partial(self.watch, work)
             del work  # or the last tensor would live until the next one completes
