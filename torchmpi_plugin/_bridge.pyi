@@ -57,6 +57,7 @@ class Call:
     peer: int | None  # of a message the other rank; -1: any
     inputs: tuple[tuple[Sequence[int], Any], ...]  # shapes and dtypes
     outputs: tuple[tuple[Sequence[int], Any], ...]
+    tag: int  # of a message
     lengths: list[int] | None  # where calls are compared in detail: of two lists, of one for each rank
     work: Callable[[], Any] | None  # refers to its Work; None: it was complete at once, or is not recorded
     frames: list[Any] | None  # who called, if it was not complete at once: code, instruction, the next one's code ...

@@ -36,7 +36,7 @@ typedef struct {
 
 /* The record of a call: `_bridge.Call`, whose stub says what each is. */
 #define MPP_CALL_OBJECTS(X) X(subject) X(operation) X(peer) X(inputs) X(outputs) X(lengths) X(work) X(frames)
-#define MPP_CALL_NUMBERS(X) X(collective) X(message) X(sequence) X(number) X(begun)
+#define MPP_CALL_NUMBERS(X) X(collective) X(message) X(sequence) X(number) X(begun) X(tag)
 typedef struct {
     PyObject_HEAD MPP_CALL_OBJECTS(MPP_OBJECT) MPP_CALL_NUMBERS(MPP_NUMBER) double limit, extension;
 } call_object;

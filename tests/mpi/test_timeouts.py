@@ -106,7 +106,7 @@ def test_a_receive_that_times_out_is_taken_back(new_group, channel) -> None:
         receives: list[tuple[Any, int | None, str]]
         receives = [(dist.recv, 1, "rank 1"), (dist.irecv, 1, "rank 1"), (dist.recv, None, "any")]
         for receive, source, words in receives:
-            told = rf"(?s)^recv.* from {words}.*group '.*timed out on rank 0.*after \d+\.\d s"
+            told = rf"(?s)^recv.* from {words}.* with tag 3 .*group '.*timed out on rank 0.*after \d+\.\d s"
             with pytest.raises(DistBackendError, match=told):
                 receive(tensor, source, group=group, tag=3).wait()  # dist.recv never comes here
         inside.set_timeout(group, groups.GROUP_TIMEOUT)

@@ -21,11 +21,15 @@ from .futures import Future, MessageFuture, TypedFuture, is_typed
 
 def in_words(call: _bridge.Call, how: str = "") -> str:
     """A call, of whose tensors the first is described."""
-    if not call.outputs:
-        return f"{call.operation}{how}"
-    (shape, dtype), *others = call.outputs
-    more = f" and {len(others)} more" if others else ""
-    return f"{call.operation}{how} of {tuple(shape)} {str(dtype).removeprefix('torch.')}{more}"
+    text = f"{call.operation}{how}"
+    if call.outputs:
+        (shape, dtype), *others = call.outputs
+        more = f" and {len(others)} more" if others else ""
+        text += f" of {tuple(shape)} {str(dtype).removeprefix('torch.')}{more}"
+    if call.peer is not None:
+        direction = "to" if call.operation in ("send", "put", "signal") else "from"
+        text += f" {direction} rank {call.peer}" if call.peer >= 0 else " from any rank"
+    return f"{text} with tag {call.tag}" if call.tag else text
 
 
 def _seconds(timeout: timedelta | float | None) -> float:
@@ -218,11 +222,7 @@ class PendingWork(Work):
                 running.lib.mpp_release(self._first_handle)
 
     def __str__(self) -> str:
-        call, peer = self.call, ""
-        if call.peer is not None:
-            direction = "to" if call.operation in ("send", "put", "signal") else "from"
-            peer = f" {direction} rank {call.peer}" if call.peer >= 0 else " from any rank"
-        return f"{in_words(call)}{peer} (sequence number {call.sequence}, {self.group.label})"
+        return f"{in_words(self.call)} (sequence number {self.call.sequence}, {self.group.label})"
 
     def elapsed(self) -> float:
         """Seconds since the call."""
