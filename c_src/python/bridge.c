@@ -54,7 +54,7 @@ static call_object *record_of(const call *c) {
     r->inputs = shared(c->in.shapes ? c->in.shapes : c->out.shapes);
     r->outputs = shared(c->out.shapes);
     r->peer = mpp_is_message(c) ? PyLong_FromLong(c->o.peer) : shared(Py_None);
-    r->tag = c->o.of == g->handle ? (unsigned long long)c->o.tag : 0; /* a window has none */
+    r->tag = mpp_is_message(c) && c->o.of == g->handle ? (unsigned long long)c->o.tag : 0; /* a window has none */
     r->lengths = g->compares ? lengths_of(c) : NULL;
     r->collective = g->sequence + !mpp_is_message(c);
     r->message = g->messages + mpp_is_message(c);

@@ -194,7 +194,7 @@ class Engine:
         (PowerSGD's does). So the thread that sets one leaves the lead to another.
         """
         self._threads.add(threading.current_thread())  # also where an exception keeps who started it from doing so
-        while not self._stopping:
+        while True:
             try:
                 with self._lead:
                     resolving = self._lead_until_a_future()
@@ -215,9 +215,9 @@ class Engine:
     def _next_report(self) -> tuple[int, int]:
         """An operation that is complete, and its state; 0: none is."""
         if self._seen_to == self._reported:
-            self._reported = self._seen_to = 0
             ns = _HOUSEKEEPING_NS if self._registry else 1_000_000_000
             self._reported = self.lib.mpp_next_completed(self._handles, self._states, _REPORTS, ns)
+            self._seen_to = 0
             if not self._reported:
                 return 0, PENDING
         report = self._handles[self._seen_to], self._states[self._seen_to]
@@ -226,8 +226,10 @@ class Engine:
 
     def _lead_until_a_future(self) -> Callable[[], None] | None:
         """Complete operations until the next step may run callbacks; that step, or None at the end."""
-        while not self._stopping:
+        while True:
             handle, state = self._next_report()
+            if self._stopping and not handle:
+                return None
             work = self._registry.pop(handle, None)
             if work is not None:
                 left = work.complete(handle, state)
@@ -237,7 +239,6 @@ class Engine:
             if self._registry and time.monotonic() - self._kept_house > _HOUSEKEEPING_NS / 1e9:
                 self._kept_house = time.monotonic()
                 return self._keep_house
-        return None
 
     def _keep_house(self) -> None:
         """Look at deadlines: one thread at a time, for it may take seconds to ask the others."""
