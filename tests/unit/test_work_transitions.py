@@ -61,7 +61,7 @@ class Case:
         self.group = Group()
         self.work = PendingWork()
         times = {"begun": 0, "limit": 0.0, "extension": 0.0}
-        call: Any = SimpleNamespace(operation="all_reduce", outputs=(), peer=None, sequence=1, **times)
+        call: Any = SimpleNamespace(operation="all_reduce", outputs=(), peer=None, tag=0, sequence=1, **times)
         self.work.handle, self.work.group, self.work.call = HANDLE, self.group, call
         self.work._tensors, self.work._lock = [torch.ones(2, dtype=dtype)], threading.RLock()
         self.futures: list[Any] = []
