@@ -6,7 +6,7 @@
 #include "engine/pause.h"
 #include "engine/progress.h"
 
-enum { MOST_DONE = 64, LOOKS = 16, LOOKS_IN_VAIN_NS = 2000, LOOK_AND_YIELD_NS = 500000, COLD_NS = 20000 };
+enum { LOOKS = 16, LOOKS_IN_VAIN_NS = 2000, LOOK_AND_YIELD_NS = 500000, COLD_NS = 20000 };
 
 mpp_progress_state mpp_progress = {.lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP,
                                    .work = PTHREAD_COND_INITIALIZER,
@@ -62,7 +62,7 @@ void mpp_complete(mpp_op *op, int state) {
     if (op->notify) {
         op->queued = 1;
         mpp_push(&mpp_progress.done, &mpp_progress.done_tail, op);
-        if (++mpp_progress.done_count >= MOST_DONE || op->wake) mpp_report_completed();
+        if (++mpp_progress.done_count >= MPP_MOST_REPORTS || op->wake) mpp_report_completed();
     }
     /* Last: from here a waiter may release the operation. */
     atomic_store_explicit(&op->state, state, memory_order_release);

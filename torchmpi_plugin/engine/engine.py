@@ -27,8 +27,6 @@ NOTHING, RESOLVE, FOLLOW = 0, 1, 2
 #: How long C polls before Python looks at signals and deadlines again.
 SLICE_NS = _bridge.SLICE_NS
 _HOUSEKEEPING_NS = 250_000_000
-#: Each call of C lets other threads take the GIL: so many operations are reported by one.
-_REPORTS = 64
 ONE_THREAD = (
     "MPI was initialised with a thread level that allows calls from the main thread only; initialise it with "
     "MPI_THREAD_MULTIPLE"
@@ -77,7 +75,8 @@ class Engine:
         #: How many of them are in the users' callbacks, or may be.
         self._resolving = 0
         #: What C has reported of complete operations, of how many, and how many of these have been seen to.
-        self._handles, self._states = self.ffi.new("uintptr_t[]", _REPORTS), self.ffi.new("int[]", _REPORTS)
+        most = self.lib.MPP_MOST_REPORTS
+        self._handles, self._states = self.ffi.new("uintptr_t[]", most), self.ffi.new("int[]", most)
         self._reported = self._seen_to = 0
         self._kept_house = time.monotonic()
         self._start_lock, self._lead, self._housekeeping = threading.Lock(), threading.Lock(), threading.Lock()
@@ -216,7 +215,7 @@ class Engine:
         """An operation that is complete, and its state; 0: none is."""
         if self._seen_to == self._reported:
             ns = _HOUSEKEEPING_NS if self._registry else 1_000_000_000
-            self._reported = self.lib.mpp_next_completed(self._handles, self._states, _REPORTS, ns)
+            self._reported = self.lib.mpp_next_completed(self._handles, self._states, self.lib.MPP_MOST_REPORTS, ns)
             self._seen_to = 0
             if not self._reported:
                 return 0, PENDING
