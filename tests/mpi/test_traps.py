@@ -70,6 +70,13 @@ def test_more_than_2_31_elements(operation: str) -> None:
         assert torch.count_nonzero(tensor).item() == len(marks)
 
 
+@pytest.mark.mpi(min_size=4)
+def test_groups_of_one_name(new_group) -> None:
+    mine = [rank for rank in range(dist.get_world_size()) if rank // 2 == dist.get_rank() // 2]
+    for _ in range(3):  # torch counts for the names, and nobody makes a group that it is not in
+        sum_of_ranks(new_group(mine), mine)
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("any_source", [False, True])
 def test_recv_leaves_the_applications_messages_alone(any_source: bool) -> None:

@@ -16,6 +16,7 @@ from torch.distributed import Store
 from .. import protocol
 from ..errors import DistBackendError
 from ..mpi import runtime
+from ..names import describe_ranks
 from ..store.checkin import CheckIn, Look
 from . import sharing
 from .choice import GroupConfig
@@ -56,7 +57,10 @@ def create(
     # leaves, and whatever comes later has a mark of this group in its keys, made by rank 0.
     doing = f"creating group {name!r}"
     size = len(ranks)
-    first = CheckIn(store, "create", rank, size, look)
+    # torch counts groups for their names: others may have this one, where each rank makes its own group only.
+    these = f"create {zlib.crc32(repr(sorted(ranks)).encode())}" if look else "create"
+    compared = _MembersComparison(look, store, rank, ranks) if look else None
+    first = CheckIn(store, these, rank, size, compared)
     kin = sharing.kin[tuple(ranks) if look else ()]
     word = kin.word(rank) if look else sharing.Word()
     try:
@@ -71,6 +75,8 @@ def create(
         tags = kin.tags(words)
         comm = steps.make(make) if tags.comm is None else steps.meet(tags.comm)
         first.forget("member")  # all have read it, and wait for this rank in the first step
+        if compared is not None:
+            compared.forget()
         made = Communicator(comm, base, steps, compares, config, tags)
         if tags.comm is not None and not made.choice.own_for_all:  # those of MPI have no tags
             made.free()
@@ -83,6 +89,31 @@ def create(
     finally:
         kin.made(word)
     return made, checkin
+
+
+class _MembersComparison:
+    """A look that also compares of which ranks members make a group of this name; asked when somebody is late."""
+
+    def __init__(self, look: Look, store: Store, rank: int, ranks: Sequence[int]) -> None:
+        self._look, self._ranks, self._has_told = look, [*ranks], False
+        self._corner = CheckIn(store, "create", ranks[rank], len(ranks))
+
+    def __call__(self, doing: str) -> DistBackendError | None:
+        self._corner.say("ranks", self._ranks)
+        self._has_told = True
+        first = self._ranks[0]  # each by each would be much for the store
+        others = self._corner.heard("ranks", self._ranks if self._corner.rank == first else [first])
+        for other, theirs in others.items():
+            if theirs is not None and sorted(theirs) != sorted(self._ranks):
+                return DistBackendError(
+                    f"{doing} of {describe_ranks(self._ranks)}: rank {other} of the world makes it of "
+                    f"{describe_ranks(theirs)}. All ranks are to call new_group() with the same lists, in one order"
+                )
+        return self._look(doing)
+
+    def forget(self) -> None:
+        if self._has_told:
+            self._corner.say("ranks", None)  # not deleted: another may just be about to read it
 
 
 def _members(entries: list[list[str]], doing: str) -> list[int]:

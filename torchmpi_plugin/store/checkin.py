@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
@@ -186,7 +186,9 @@ class CheckIn:
 
     def _timed_out(self, what: str, doing: str, elapsed: float, error: Exception) -> DistBackendError:
         absent = self.missing(what)
-        if absent and absent != list(range(self.size)):
+        if not absent:
+            reason = "all have come by now, but rank 0 gave up before. Some rank is late, or makes fewer such calls"
+        elif len(absent) < self.size:
             reason = f"{describe_ranks(absent)} did not come. Either they failed earlier, or they do not make this call"
         else:
             reason = (
@@ -218,28 +220,29 @@ class CheckIn:
             self._asking.join(seconds)
         return answer[0]
 
-    def _say(self, subject: str, what: Any) -> None:
+    def say(self, subject: str, what: Any) -> None:
         self.store.set(self._key(subject, self.rank), json.dumps(what))
 
-    def _heard(self, subject: str) -> dict[int, Any]:
-        ranks = self._present(subject, list(range(self.size)))
+    def heard(self, subject: str, ranks: Iterable[int] | None = None) -> dict[int, Any]:
+        """What each of ``ranks``, of all, has said, as far as it has."""
+        ranks = self._present(subject, [*(range(self.size) if ranks is None else ranks)])
         return {rank: json.loads(self.store.get(self._key(subject, rank))) for rank in ranks}
 
     def report(self, report: Report) -> None:
         """Tell the others in which collective this rank has long been waiting."""
-        self.briefly(lambda: self._say("waiting", report), None)
+        self.briefly(lambda: self.say("waiting", report), None)
 
     def reports(self) -> dict[int, Report] | None:
         """Return what the ranks that wait, or waited long, said last; None if the store does not answer."""
         if self._asking is not None:
             self._asking.join(2)  # on a busy machine an answer may be just late
-        return self.briefly(lambda: {rank: Report(*what) for rank, what in self._heard("waiting").items()}, None, 2)
+        return self.briefly(lambda: {rank: Report(*what) for rank, what in self.heard("waiting").items()}, None, 2)
 
     def leave(self, sequence: int) -> None:
         """Tell the others that this rank's program ends after collective number ``sequence``."""
 
         def say() -> None:
-            self._say("left", sequence)
+            self.say("left", sequence)
             self.store.add(self._key("left"), 1)
 
         self.briefly(say, None)
@@ -258,4 +261,4 @@ class CheckIn:
 
     def departed(self) -> dict[int, int]:
         """The ranks whose programs have ended, with the number of their last collective."""
-        return self.briefly(lambda: self._heard("left") if self.store.add(self._key("left"), 0) else {}, {})
+        return self.briefly(lambda: self.heard("left") if self.store.add(self._key("left"), 0) else {}, {})

@@ -66,11 +66,8 @@ def works() -> None:
 
 #: Variable, value, what is allowed.
 NO_NUMBERS = (
-    ("RANK", "abc", "0 or more"),
-    ("RANK", "-1", "0 or more"),
-    ("WORLD_SIZE", "abc", "1 or more"),
-    ("WORLD_SIZE", "0", "1 or more"),
-    ("MASTER_PORT", "notaport", "from 0 to 65535"),
+    *(("RANK", "abc", "0 or more"), ("RANK", "-1", "0 or more"), ("WORLD_SIZE", "abc", "1 or more")),
+    *(("WORLD_SIZE", "0", "1 or more"), ("MASTER_PORT", "notaport", "from 0 to 65535")),
     ("MASTER_PORT", "70000", "from 0 to 65535"),
 )
 
