@@ -74,10 +74,10 @@ int64_t mpp_active_count(void);
 void mpp_tend_mpi(int more);
 void mpp_lock(void); /* for MPI calls from elsewhere, where MPI wants one at a time */
 void mpp_unlock(void);
-void mpp_end_job(int status); /* does not come back */
-/* Waits until an operation is complete whose end is not to wait, or several others are, or the time is up; takes up to
+void mpp_end_job(int status);   /* does not come back */
+enum { MPP_MOST_REPORTS = 64 }; /* of one call, as each lets other threads of Python take the GIL */
+/* Waits until an operation is complete whose end is not to wait, or so many others are, or the time is up; takes up to
  * `most` of those that are complete, with their states; how many. */
-enum { MPP_MOST_REPORTS = 64 }; /* as each call lets other threads of Python take the GIL */
 int mpp_next_completed(uintptr_t *ops, int *states, int most, int64_t timeout_ns);
 
 /* A thread that ends the process when a call of MPI's does not come back: deadline.c */
