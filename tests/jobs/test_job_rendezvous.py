@@ -10,6 +10,10 @@ from job_runs import Job, free_port
 NO_PLUGIN = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
+def test_every_way(job: Job) -> None:
+    job.run(3, "rendezvous.py", "every_way", free_port(), free_port()).succeeded(3)
+
+
 def test_variables_that_the_user_set(job: Job) -> None:
     job.run(3, "rendezvous.py", "environment_given", free_port()).succeeded(3)
 

@@ -33,7 +33,6 @@ SCENARIOS = """
     launches 3 in_place 3
     launches 4 factorisations
     rendezvous 2 refused
-    rendezvous 3 every_way
     rendezvous 4 reused_numbers
     rendezvous 4 finalised_by_the_program
     variables 2 rank_of_a_batch_script+backend_by_default+timeouts

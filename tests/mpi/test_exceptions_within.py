@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import resource
 from collections.abc import Callable
 from typing import Any
 
 import inside
+import psutil
 import pytest
 import sampling
 import torch
@@ -90,10 +90,6 @@ BLOCKS = (
 )
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -118,13 +114,13 @@ def test_the_next_operations_leave_nothing(block: Callable[[Any], None], new_gro
         pytest.fail("nothing was raised")
     dist.barrier(group)
     gc.collect()
-    opened, pending, blocks = descriptors(), len(inside.pending(group)), len(gc.get_objects())
+    opened, pending, blocks = psutil.Process().num_fds(), len(inside.pending(group)), len(gc.get_objects())
     before, in_c = peak_kib(), inside.calls(group).in_c
     operate(group)
     gc.collect()
     assert inside.calls(group).coalescing is None
     assert runtime.shim().lib.mpp_get_chunk_limit() == limit
-    assert descriptors() <= opened
+    assert psutil.Process().num_fds() <= opened
     assert len(inside.pending(group)) <= pending
     assert len(gc.get_objects()) - blocks < OPERATIONS / 4
     assert peak_kib() - before < OPERATIONS * 16 / 4  # each tensor has 16 KiB

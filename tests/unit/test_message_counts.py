@@ -1,10 +1,10 @@
 """What the engine sends between nodes, against the formulas of docs/scaling.md; what `info` tells of its memory."""
 
 import importlib
-import os
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from plain_python import module_of
 from ranks_in_one_process import Ranks
@@ -149,7 +149,7 @@ def test_between_hosts_each_has_its_own(shim) -> None:
 
 def data_bytes() -> int:
     """This process's memory, whether it has been touched or not."""
-    return int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    return psutil.Process().memory_info().data
 
 
 def test_what_is_thought_of_is_given_back(shim) -> None:

@@ -33,19 +33,15 @@ def slot_bytes(size: int, nodes: int = 1) -> int:
     return length
 
 
-def comparing_slot(size: int, nodes: int) -> int:
-    """The same where slots carry no data, but, on one node, two lengths for each rank, to say which do not agree."""
-    lines = -(-16 * size // 64) if nodes == 1 else 1
-    return min(slot_bytes(size, nodes), 64 * lines)
-
-
 def segment_size(lib: Lib, places: Sequence[Place], here: int, choice: Choice = OWN) -> tuple[int, int]:
     """The bytes of the segment on a node with ``here`` of the ranks, and of a slot, which is the same on all nodes.
 
-    Where the collectives are MPI's, it is for the comparison of calls only.
+    Where the collectives are MPI's, slots carry no data, but, on one node, two lengths for each rank, to say which do
+    not agree.
     """
     most, nodes = max(place.local_size for place in places), len({place.node_rank for place in places})
-    of_slot = min(slot_bytes(most, nodes), choice.longest_slot) if choice.own else comparing_slot(most, nodes)
+    lines = -(-16 * most // 64) if nodes == 1 else 1
+    of_slot = min(slot_bytes(most, nodes), choice.longest_slot if choice.own else 64 * lines)
     return lib.mpp_segment_size(len(places), here, SLOTS, of_slot), of_slot
 
 

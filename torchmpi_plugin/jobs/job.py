@@ -120,11 +120,9 @@ class SpareNodes:
 
     def leave_out_lost(self, ending: Ending) -> list[str]:
         """Those of the last attempt on which no rank could be reached, and which still do not answer."""
-        by_node: dict[str, list[RankRecord]] = {name: [] for name in self._chosen}
-        for record in ending.records:
-            by_node[self._node_of(record)].append(record)
-        suspects = [name for name, records in by_node.items() if all(_is_lost(record) for record in records)]
-        lost = [name for name in suspects if not self._answers(name)]
+        known = [it for it in ending.records if it.node and not it.gone_without_a_word]
+        reached = {self._node_of(record) for record in known if record.is_killed or not record.silent}
+        lost = [name for name in self._chosen if name not in reached and not self._answers(name)]
         self._names = [name for name in self._names if name not in lost]
         return lost
 
@@ -134,10 +132,6 @@ class SpareNodes:
             if record.node and name.partition(".")[0] == record.node.partition(".")[0]:
                 return name
         return self._chosen[min(record.rank // self._ranks, len(self._chosen) - 1)]
-
-
-def _is_lost(record: RankRecord) -> bool:
-    return record.gone_without_a_word or (record.silent and not record.is_killed) or not record.node
 
 
 @dataclass

@@ -17,6 +17,7 @@ from torch.distributed import Store
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..names import describe_ranks
+from ..node import processes
 
 T = TypeVar("T")
 
@@ -82,10 +83,11 @@ class CheckIn:
     def connected_anew(self) -> CheckIn:
         """The same on a connection of its own, where the store has more: on a shared one a call waits for all others.
 
-        To keep it keeps no server alive, whose port may be wanted again.
+        To keep it keeps no server alive, whose port may be wanted again. Without files torch tries until its timeout.
         """
         other = copy.copy(self)
-        other.store = self.store.clone() if hasattr(self.store, "clone") else self.store
+        if hasattr(self.store, "clone") and processes.can_open_files():
+            other.store = self.store.clone()
         return other
 
     def _key(self, *parts: object) -> str:
@@ -98,9 +100,8 @@ class CheckIn:
 
     def missing(self, what: str) -> list[int]:
         """The ranks that have not checked in for ``what``."""
-        everybody = list(range(self.size))
-        present = self._present(what, everybody)
-        return [r for r in everybody if r not in present]
+        present = self._present(what, [*range(self.size)])
+        return [r for r in range(self.size) if r not in present]
 
     def arrive(self, what: str, value: str) -> None:
         self.store.set(self._key(what, self.rank), value)
@@ -197,7 +198,6 @@ class CheckIn:
         return DistBackendError(f"{doing}: rank {self.rank} of {self.size} gave up after {elapsed:.1f} s: {reason}.")
 
     # ---- what the others are doing ----
-    #
     # Asked while something is late, perhaps because the rank that holds the store is stopped or cut off: then a
     # store call may block for as long as the store's timeout, so each runs on a thread of its own and is
     # given up after a moment.

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import socket
 import sys
 import tempfile
 from datetime import timedelta
@@ -19,15 +16,6 @@ import torchmpi_plugin
 
 MIRRORED = SIZE - 1 - ME  # this process's rank where torch's order is the opposite of MPI's
 PATIENCE = timedelta(seconds=60)
-
-
-def free_port() -> int:
-    """Below the ports that the system gives to whoever asks for any: nobody takes it in the meantime."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def agreed(make) -> object:
@@ -97,7 +85,7 @@ def check_exported() -> None:
     assert agreed(lambda: shared) == shared
 
 
-def every_way() -> None:
+def every_way(port: str, other_port: str) -> None:
     """With nothing set, then each explicit way, one after the other in one process."""
     assert not set(TORCH_VARIABLES) & set(os.environ), "the test's own environment is not clean"
     cycle("nothing set", ME)
@@ -106,7 +94,6 @@ def every_way() -> None:
     cycle("mpi:// with rank and size", MIRRORED, init_method="mpi://", rank=MIRRORED, world_size=SIZE)
     cycle("gloo with the exported variables", ME, backend="gloo")
     cycle("nothing given after gloo", ME)
-    port = agreed(free_port)
     cycle("tcp://", MIRRORED, init_method=f"tcp://127.0.0.1:{port}", rank=MIRRORED, world_size=SIZE)
     directory = Path(str(agreed(tempfile.mkdtemp)))
     url = f"file://{directory / 'store'}"
@@ -115,7 +102,7 @@ def every_way() -> None:
     cycle("store=", MIRRORED, store=store, rank=MIRRORED, world_size=SIZE)
     set_rendezvous(MIRRORED, MASTER_ADDR=None, MASTER_PORT=None)
     cycle("only RANK and WORLD_SIZE", MIRRORED)
-    set_rendezvous(MIRRORED, MASTER_PORT=agreed(free_port))
+    set_rendezvous(MIRRORED, MASTER_PORT=other_port)
     cycle("env:// in the opposite order", MIRRORED, init_method="env://")
 
 
