@@ -75,11 +75,16 @@ def test_all_ranks_exit_with_an_error(job: Job) -> None:
 
 
 @pytest.mark.under_each
-@pytest.mark.parametrize(("ranks", "what"), [(1, "program"), (2, "program"), (2, "MPI")])
-def test_an_operation_pending_at_the_end(job: Job, ranks: int, what: str) -> None:
-    outcome = job.run(ranks, "exits.py", "pending", what, environment={"MPIPLUS_EXIT_GRACE": "1"})
+@pytest.mark.parametrize(("ranks", "what", "grace"), [(1, "program", 1), (2, "program", 10), (2, "MPI", 1)])
+def test_an_operation_pending_at_the_end(job: Job, ranks: int, what: str, grace: int) -> None:
+    """For so many seconds, or until it is clear that the rank it needs has left."""
+    outcome = job.run(ranks, "exits.py", "pending", what, environment={"MPIPLUS_EXIT_GRACE": str(grace)})
     outcome.failed("still pending at exit", rf"recv.* from rank {ranks - 1}\b", "rank 0 ends the job")
     outcome.says_not("Segmentation")
+
+
+def test_an_operation_pending_when_its_group_is_destroyed(job: Job) -> None:
+    job.run(2, "exits.py", "pending", "group").succeeded(2).says("is destroyed with 1 operation pending: recv")
 
 
 @pytest.mark.fresh("signals, as the launcher has set them")

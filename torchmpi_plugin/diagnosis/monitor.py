@@ -66,12 +66,6 @@ class World(Protocol):
 diagnoses: weakref.WeakValueDictionary[str, Describes] = weakref.WeakValueDictionary()
 
 
-def _last_calls() -> dict[str, Report]:
-    """Of each group; another thread may make or drop one meanwhile."""
-    last = ((held.key, held()) for held in diagnoses.valuerefs())
-    return {name: call for name, diagnosis in last if diagnosis is not None and (call := diagnosis.last_call())}
-
-
 def _place() -> str:
     """Return where the main thread is in the user's program."""
     innermost = sys._current_frames().get(threading.main_thread().ident or 0)
@@ -97,7 +91,9 @@ def describe() -> str:
 
 def _answer() -> str:
     """The clause, and on a line of its own the last collective of each group."""
-    return f"{describe()}\n{json.dumps(_last_calls())}"
+    held = ((it.key, it()) for it in diagnoses.valuerefs())  # another thread may make or drop one meanwhile
+    last = {name: call for name, diagnosis in held if diagnosis is not None and (call := diagnosis.last_call())}
+    return f"{describe()}\n{json.dumps(last)}"
 
 
 def _written_trace() -> str:

@@ -237,16 +237,19 @@ def _outlive_python(kept: Any) -> None:
 
 
 def _end_job_if_busy(ours: engine.Engine) -> None:
+    begun = [work for work in ours.pending() if not (work.abandoned or work.group._calls.broken)]  # the user knows
+    waited = list(engine.waiting.values())
     engine.wait_within_grace(lambda: all(work.abandoned or work in engine.waiting.values() for work in ours.pending()))
     # Threads that communicate by now are daemons, which end with Python, in silence.
-    waited, hook = list(engine.waiting.values()), threading.excepthook
+    waited, hook = waited + list(engine.waiting.values()), threading.excepthook
     threading.excepthook = lambda args: None if issubclass(args.exc_type, DistBackendError) else hook(args)
     for work in ours.pending():
-        if work.abandoned:  # the user knows, and the others may be through; MPI may use the buffers to its end
+        if work.abandoned:  # the others may be through; MPI may use the buffers to its end
             _outlive_python(work)
             runtime.doubt = f"{work} has failed, and MPI is still busy with it"
-    left = [work for work in ours.pending() if not work.abandoned and work not in waited]
+    begun += [work for work in ours.pending() if not work.abandoned]
+    left = [work for work in dict.fromkeys(begun) if work not in waited and not work.is_success()]
     if left:
-        names = ", ".join(dict.fromkeys(str(work) for work in left[:4]))
+        names = ", ".join(dict.fromkeys(str(work.exception() or work) for work in left[:4]))  # whose ranks have left
         cure = "wait() for them and call destroy_process_group() before the program ends"
         abort_job(f"{counted(len(left), 'operation')} still pending at exit ({names}); {cure}")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -88,15 +87,6 @@ def scarcity_of_files() -> str:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     why = f"only {most} files may be open (`ulimit -n`): too few for MPI or the job's store; allow {_FEW} or more"
     return why if 0 <= most < _FEW else ""  # RLIM_INFINITY is negative
-
-
-def can_open_files() -> bool:
-    """Return whether this process can open some more now."""
-    try:
-        with socket.socket(), socket.socket():
-            return True
-    except OSError:
-        return False
 
 
 def python_command(code: str, *arguments: str) -> list[str]:

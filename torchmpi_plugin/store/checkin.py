@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import socket
 import threading
 import time
 import weakref
@@ -17,7 +18,6 @@ from torch.distributed import Store
 from ..errors import DistBackendError
 from ..mpi import runtime
 from ..names import describe_ranks
-from ..node import processes
 
 T = TypeVar("T")
 
@@ -83,11 +83,14 @@ class CheckIn:
     def connected_anew(self) -> CheckIn:
         """The same on a connection of its own, where the store has more: on a shared one a call waits for all others.
 
-        To keep it keeps no server alive, whose port may be wanted again. Without files torch tries until its timeout.
+        To keep it keeps no server alive, whose port may be wanted again.
         """
         other = copy.copy(self)
-        if hasattr(self.store, "clone") and processes.can_open_files():
-            other.store = self.store.clone()
+        if hasattr(self.store, "clone"):
+            with contextlib.suppress(OSError):
+                for end in socket.socketpair():  # where no more files may be open torch tries until its timeout
+                    end.close()
+                other.store = self.store.clone()
         return other
 
     def _key(self, *parts: object) -> str:
