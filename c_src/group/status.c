@@ -24,7 +24,8 @@ static struct {
     pthread_mutex_t lock; /* of all below; held for no longer than an answer takes to be put together in memory */
     mpp_activity *groups;
     char *about; /* members of a JSON object: the job, and this rank in it */
-    int listening, stacks, stack_signal;
+    _Atomic int listening;
+    int stacks, stack_signal;
     pthread_t thread;
     pthread_cond_t is_given;
     char wanted[MPP_REQUEST]; /* of the thread in Python that looks once a second; empty: nothing */
@@ -257,11 +258,12 @@ int mpp_status_start(int listening, const char *about, int stacks, int stack_sig
 }
 
 void mpp_status_stop(void) {
-    if (status.listening < 0) return;
-    if (shutdown(status.listening, SHUT_RDWR)) return; /* ends accept(), unless the program has closed the socket */
+    int listening = status.listening;
+    if (listening < 0) return;
+    if (shutdown(listening, SHUT_RDWR)) return; /* ends accept(), unless the program has closed the socket */
+    status.listening = -1;                      /* ends it where no descriptor is left, too */
     pthread_join(status.thread, NULL);
-    close(status.listening);
-    status.listening = -1;
+    close(listening);
     pthread_mutex_lock(&status.lock); /* a thread of Python's may be reading it */
     free(status.about);
     status.about = NULL;

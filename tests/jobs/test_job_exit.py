@@ -77,7 +77,6 @@ def test_all_ranks_exit_with_an_error(job: Job) -> None:
 @pytest.mark.under_each
 @pytest.mark.parametrize(("ranks", "what", "grace"), [(1, "program", 1), (2, "program", 10), (2, "MPI", 1)])
 def test_an_operation_pending_at_the_end(job: Job, ranks: int, what: str, grace: int) -> None:
-    """For so many seconds, or until it is clear that the rank it needs has left."""
     outcome = job.run(ranks, "exits.py", "pending", what, environment={"MPIPLUS_EXIT_GRACE": str(grace)})
     outcome.failed("still pending at exit", rf"recv.* from rank {ranks - 1}\b", "rank 0 ends the job")
     outcome.says_not("Segmentation")

@@ -169,6 +169,11 @@ class Engine:
         works = [work for work in list(self._registry.values()) if not work.caller]
         return [work for work in works if self.lib.mpp_state_of(work.handle) == PENDING]
 
+    def unseen(self) -> list[Pending]:
+        """Pending ones whose failure nobody would hear of: no thread waits, and their group has not failed before."""
+        works = [work for work in self.pending() if not (work.abandoned or work.group._calls.broken)]
+        return [work for work in works if work not in list(waiting.values())]
+
     # ---- background ----
 
     def poll_in_background(self) -> None:

@@ -179,9 +179,11 @@ class Work(dist.Work):
         if self._error is not None:
             promise.fail(self._error)
         else:
-            length = len(self._tensors) // self._lists
-            lists: list[Any] = [self._tensors[i * length : (i + 1) * length] for i in range(self._lists)]
-            promise.set_result(self._tensors if self._lists == 1 else lists)
+            promise.set_result(self._tensors if self._lists == 1 else self._in_lists())
+
+    def _in_lists(self) -> Any:
+        length = len(self._tensors) // self._lists
+        return [self._tensors[i * length : (i + 1) * length] for i in range(self._lists)]
 
 
 class PendingWork(Work):

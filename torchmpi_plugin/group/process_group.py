@@ -140,8 +140,7 @@ class ProcessGroupMPI(Group):
             self.checkin.wait_for_departures(_DEPARTURES_SECONDS)
         statistics.end(self)
         self.take_back_failed()
-        is_seen = self._calls.broken or engine.is_waited_for(self)
-        begun = [] if is_seen else [work for work in self._pending() if not work.abandoned]
+        unseen = [work for work in self._engine.unseen() if work.group is self]
         # No thread begins anything from here on; what is under way is waited for, and keeps the memory that it needs.
         self._calls.broken = self._calls.broken or f"{self.label} is destroyed"
         closed, self.closed = self.closed, True
@@ -152,7 +151,7 @@ class ProcessGroupMPI(Group):
             if self._lib.mpp_group_active(self._handle):
                 self._lib.mpp_group_abort(self._handle)
                 engine.wait_within_grace(lambda: not engine.is_waited_for(self))
-            if lost := [work for work in begun if not work.is_success()]:
+            if lost := [work for work in unseen if not work.is_success()]:
                 count, first = counted(len(lost), "operation"), lost[0].exception() or lost[0]
                 log.warning("mpiplus: %s is destroyed with %s pending: %s", self.label, count, first)
         with self.diagnosis.lock:
@@ -174,11 +173,9 @@ class ProcessGroupMPI(Group):
 
     def _is_idle(self) -> bool:
         """Return whether nothing is under way that may still complete, and that nobody is to be freed from."""
+        left = [work for work in self._engine.pending() if work.group is self]
         active = int(self._lib.mpp_group_active(self._handle)) + len(self.second_halves)
-        return active == sum(work.abandoned for work in self._pending()) or engine.is_waited_for(self)
-
-    def _pending(self) -> list[engine.Pending]:
-        return [work for work in self._engine.pending() if work.group is self]
+        return active == sum(work.abandoned for work in left) or engine.is_waited_for(self)
 
 
 #: Where a group has no backend in C++ to say so itself, these end in words from inside torch.

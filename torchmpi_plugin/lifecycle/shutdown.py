@@ -237,11 +237,10 @@ def _outlive_python(kept: Any) -> None:
 
 
 def _end_job_if_busy(ours: engine.Engine) -> None:
-    begun = [work for work in ours.pending() if not (work.abandoned or work.group._calls.broken)]  # the user knows
-    waited = list(engine.waiting.values())
+    begun = ours.unseen()
     engine.wait_within_grace(lambda: all(work.abandoned or work in engine.waiting.values() for work in ours.pending()))
     # Threads that communicate by now are daemons, which end with Python, in silence.
-    waited, hook = waited + list(engine.waiting.values()), threading.excepthook
+    waited, hook = list(engine.waiting.values()), threading.excepthook
     threading.excepthook = lambda args: None if issubclass(args.exc_type, DistBackendError) else hook(args)
     for work in ours.pending():
         if work.abandoned:  # the others may be through; MPI may use the buffers to its end

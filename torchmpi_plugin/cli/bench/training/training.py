@@ -53,8 +53,7 @@ def _check(session: Session, trainings: dict[str, Training], title: str, dtype: 
     losses, drifts = {}, {}
     for name, training in trainings.items():
         start = training.parameters()
-        steps = (float(training.step()) for _ in range(_CHECKED_STEPS))
-        own: list[float] = session.on_all(partial(list, steps), f"{name}: ")
+        own = session.on_all(partial(_first_losses, training), f"{name}: ")
         losses[name] = [sum(of_ranks) / session.size for of_ranks in zip(*session.comm.allgather(own), strict=True)]
         end = training.parameters()
         of_rank_0 = torch.from_numpy(session.comm.bcast(end.numpy()))
@@ -63,6 +62,10 @@ def _check(session: Session, trainings: dict[str, Training], title: str, dtype: 
     if problem := what_is_wrong(losses, drifts, dtype):
         raise click.ClickException(f"{title}: {problem}")
     return losses
+
+
+def _first_losses(training: Training) -> list[float]:
+    return [float(training.step()) for _ in range(_CHECKED_STEPS)]
 
 
 def _all_reduce_of(group: dist.ProcessGroup, lengths: Sequence[int], dtype: torch.dtype, device: Device) -> Call:
